@@ -1,0 +1,75 @@
+"""The error tree. A refusal is raised; a cache miss is a value (`types.Miss`).
+
+PrereadError
+├── UserError            the caller's mistake: one clear line that says what to do
+│   ├── NotFound         unknown, or not the caller's to see: the two look alike
+│   └── FileError        one file could not be read; `code` is from the closed list of job error codes
+├── StorageUnavailable   the store did not answer, or refused; retryable
+├── ObjectMissing        no object of that name
+├── ModelUnsupported     the model's state cannot be blended, or not be loaded
+└── Cancelled            the work was told to stop
+"""
+
+from __future__ import annotations
+
+FILE_ERROR_CODES = frozenset(
+    "unsupported_file invalid_file empty_file no_text_extracted password_required ocr_required too_large archive_limit "
+    "encoding_unknown parser_timeout parser_crash embedding_failed kv_failed storage_error cancelled worker_lost".split()
+)
+
+
+class PrereadError(Exception):
+    """Base of all errors raised on purpose. `str(error)` is fit for the person who caused it."""
+
+    code = "internal_error"
+    retryable = False
+
+    def __init__(self, message: str, *, code: str | None = None, retryable: bool | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class UserError(PrereadError):
+    """The request cannot be served as it stands."""
+
+    code = "invalid_request"
+
+
+class NotFound(UserError):
+    """No such thing for this caller."""
+
+    code = "not_found"
+
+
+class FileError(UserError):
+    """A file that cannot be ingested; `code` is one of FILE_ERROR_CODES."""
+
+    code = "invalid_file"
+
+
+class StorageUnavailable(PrereadError):
+    """The object store did not answer in time, or refused."""
+
+    code = "storage_error"
+    retryable = True
+
+
+class ObjectMissing(PrereadError):
+    """No object of that name in the store."""
+
+    code = "object_missing"
+
+
+class ModelUnsupported(PrereadError):
+    """The model cannot be loaded, or its state cannot be blended; the message says why."""
+
+    code = "model_unsupported"
+
+
+class Cancelled(PrereadError):
+    """The work read its cancel flag."""
+
+    code = "cancelled"

@@ -1,0 +1,201 @@
+"""Vocabulary shared by every room. Plain frozen data and the small protocols that rooms hand to each other."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+
+# --- documents -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """From character `start` of a document's text on: its page and heading path, until the next anchor."""
+
+    start: int
+    page: int | None = None
+    headings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A structural unit of a document's text, [start, end) in characters. Blocks are ordered and do not overlap.
+
+    `kind`: heading | paragraph | list | table | code | definition (function, class, method).
+    `header`: for a table its header row(s), for a method its class line: repeated as context, never as text.
+    `breaks`: character offsets inside the block where it may be cut, best first is not implied (rows, statements).
+    """
+
+    kind: str
+    start: int
+    end: int
+    headings: tuple[str, ...] = ()
+    header: str = ""
+    breaks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ParsedDocument:
+    """What a parser makes of a file: its text, and where each character came from."""
+
+    text: str
+    blocks: tuple[Block, ...]
+    anchors: tuple[Anchor, ...] = ()
+    title: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk as cut: an exact span of its document's text and the reader's token ids of exactly that span.
+
+    `text == document.text[start:end]`; `token_ids` encode `text` alone, with special tokens as ordinary text.
+    Lines and pages are 1-based and inclusive; `page_*` is None where the format has no pages.
+    """
+
+    ordinal: int
+    text: str
+    token_ids: tuple[int, ...]
+    start: int
+    end: int
+    headings: tuple[str, ...] = ()
+    page_start: int | None = None
+    page_end: int | None = None
+    line_start: int = 1
+    line_end: int = 1
+
+
+class TextTokenizer(Protocol):
+    """The reader model's tokenizer as the chunker needs it: document text in, ids out, no special ids ever."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; control markers inside it are ordinary text."""
+        ...
+
+    def offsets(self, text: str) -> list[int]:
+        """Character offset in `text` at which each token of `encode(text)` starts."""
+        ...
+
+
+class TextEmbedder(Protocol):
+    """Dense encoder: texts in, unit vectors out."""
+
+    @property
+    def identity(self) -> str:
+        """Name and fingerprint; vectors of two identities are never compared."""
+        ...
+
+    @property
+    def dimensions(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def count_tokens(self, text: str) -> int: ...
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """One float32 unit vector per text."""
+        ...
+
+
+# --- stored KV -------------------------------------------------------------------------------------------------
+
+LAYOUT = "lkhtd-1"  # per layer: K [kv_heads, tokens, head_dim] before RoPE, then V [kv_heads, tokens, head_dim]
+
+
+@dataclass(frozen=True)
+class KVProfile:
+    """All that determines a chunk's KV apart from its tokens and its owner. Equal profiles make equal objects."""
+
+    model: str  # name or revision
+    weights: str  # fingerprint of the weights (and adapter, if any)
+    tokenizer: str  # fingerprint of the tokenizer and chat template
+    frame: str  # hash of the frame's token ids
+    conditioning: str  # what stands before the chunk when it is compiled, e.g. "filler:8:<hash>"
+    codec: str
+    dtype: str  # "float32" | "bfloat16" | "float16"
+    layers: int
+    kv_heads: int
+    head_dim: int
+    layout: str = LAYOUT
+    adapter: str = ""
+
+
+@dataclass(frozen=True)
+class KVRecord:
+    """One chunk's KV in memory. `kv`: [layers, 2, kv_heads, tokens, head_dim], dtype of the profile, K before RoPE."""
+
+    key: str
+    profile: KVProfile
+    token_ids: tuple[int, ...]
+    kv: torch.Tensor
+
+
+class Miss(enum.StrEnum):
+    """Why a stored KV was not used. A miss is a value, never an exception."""
+
+    ABSENT = "absent"
+    DAMAGED = "damaged"
+    WRONG_KEY = "wrong_key"
+    WRONG_LAYOUT = "wrong_layout"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+
+
+@runtime_checkable
+class ObjectStore(Protocol):
+    """Immutable blobs by name. Names are `/`-separated hex or ASCII words, each segment under 200 bytes."""
+
+    def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
+        """Store the parts joined, all or nothing; overwriting is allowed (same name means same bytes). Bytes written.
+
+        Raises StorageUnavailable."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Size in bytes, or None if absent. Raises StorageUnavailable."""
+        ...
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        """Fill `buffer` from byte `offset`; the number of bytes read (short at the end). Raises ObjectMissing,
+        StorageUnavailable."""
+        ...
+
+    def delete(self, name: str) -> bool:
+        """True if it existed. Raises StorageUnavailable."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Names under `prefix`, any number of them. Raises StorageUnavailable."""
+        ...
+
+
+# --- retrieval -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RetrievedChunk:
+    """A chunk that answers a query, within the asker's rights. `score` is comparable within one answer only."""
+
+    chunk_id: int
+    document_id: str
+    corpus_id: str
+    file_id: str
+    path: str
+    version: str  # sha256 of the document's content
+    text: str
+    token_ids: tuple[int, ...]
+    start: int
+    end: int
+    headings: tuple[str, ...]
+    page_start: int | None
+    page_end: int | None
+    line_start: int
+    line_end: int
+    score: float
+    kv_key: str | None
+    attributes: dict[str, str | float | bool] = field(default_factory=dict)
