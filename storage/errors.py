@@ -6,6 +6,7 @@ PrereadError
 │   └── FileError        one file could not be read; `code` is from the closed list of job error codes
 ├── StorageUnavailable   the store did not answer, or refused; retryable
 ├── ObjectMissing        no object of that name
+├── Overloaded           too much work waits already; retryable
 ├── ModelUnsupported     the model's state cannot be blended, or not be loaded
 └── Cancelled            the work was told to stop
 """
@@ -73,3 +74,10 @@ class Cancelled(PrereadError):
     """The work read its cancel flag."""
 
     code = "cancelled"
+
+
+class Overloaded(PrereadError):
+    """Too much work waits already; try again later."""
+
+    code = "overloaded"
+    retryable = True

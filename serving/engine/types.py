@@ -1,0 +1,97 @@
+"""What the API says to an engine and what it hears back. Engines are variants behind `Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from storage.types import RetrievedChunk
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str  # system | user | assistant
+    content: str
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One answer to be made. `chunks` come in retrieval rank order; the engine may drop the last ones to fit."""
+
+    messages: tuple[Message, ...]
+    chunks: tuple[RetrievedChunk, ...] = ()
+    method: str = "default"  # full | reuse | epic:K | cacheblend:R | default
+    max_tokens: int = 256
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChunkNotReused:
+    chunk_id: int
+    reason: str  # a `Miss`, "pending" (KV not computed yet), "method" or "model"
+
+
+@dataclass
+class Report:
+    """How the prompt's KV came about. Token counts are of the prompt; the three add up to it."""
+
+    method: str = "default"
+    chunks: int = 0
+    tokens_reused: int = 0  # taken from stored KV and kept as they were
+    tokens_recomputed: int = 0  # taken from stored KV, then computed again
+    tokens_computed: int = 0  # had no stored KV: labels, question, missing chunks
+    recomputed_fraction: float = 0.0  # of all token-layers with stored KV
+    bytes_fetched: int = 0
+    ms: dict[str, float] = field(default_factory=dict)  # queue, fetch, blend, first_token
+    not_reused: list[ChunkNotReused] = field(default_factory=list)
+    full_prefill_reason: str | None = None  # why the model is not blended at all
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of the answer: whole characters only."""
+
+    text: str
+
+
+@dataclass
+class Outcome:
+    """Set when the stream has ended."""
+
+    text: str
+    finish_reason: str  # stop | length
+    prompt_tokens: int
+    completion_tokens: int
+    used_chunks: tuple[RetrievedChunk, ...]  # in prompt order: label [1] is the first
+    report: Report
+
+
+class Generation(Protocol):
+    """A running answer. Iterate it to its end, then read `outcome`; `cancel()` ends the work within a second."""
+
+    outcome: Outcome | None
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    def cancel(self) -> None: ...
+
+
+class Engine(Protocol):
+    """Answers requests over one model."""
+
+    model_id: str
+    max_model_len: int
+    full_prefill_reason: str | None  # why blending is off for this model, if it is
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Queue a request; call from the event loop's thread.
+
+        Raises UserError(code="context_length_exceeded") if the question alone is too long, UserError(code=
+        "invalid_request") for an unknown method, and Overloaded if the queue is full."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,105 @@
+"""Settings: read once at the edge, frozen, few. An unknown variable with our prefix stops the process."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from storage.errors import UserError
+
+PREFIX = "PREREAD_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every field is an environment variable: PREREAD_ and the field's name in capitals."""
+
+    data_dir: Path = Path("data")
+    host: str = "127.0.0.1"
+    port: int = 8321
+    # Where things live. Empty: under the data folder.
+    database_url: str = ""  # sqlite:///… or postgresql+psycopg://…
+    object_store: str = ""  # a folder, or s3://bucket/prefix
+    s3_endpoint: str = ""
+    s3_access_key: str = ""
+    s3_secret_key: str = ""
+    s3_region: str = "us-east-1"
+    broker_url: str = ""  # redis://…; empty: the local broker that `preread up` starts
+    secret: str = ""  # master secret for API keys and KV keys; empty: generated once in the data folder
+    # The reader model and the embedder: a folder, or "embedded".
+    model: str = "embedded"
+    embedder: str = "embedded"
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    threads: int = 0  # 0: as many as the machine has cores
+    # Chunking, retrieval and prompts.
+    chunk_tokens: int = 400
+    context_tokens: int = 4096  # budget for retrieved chunks
+    top_k: int = 8
+    method: str = "default"
+    # Bounds.
+    max_requests: int = 8  # answered at once by one engine; more wait in a queue of four times as many
+    memory_cache_bytes: int = 512 << 20
+    max_upload_bytes: int = 512 << 20
+    lease_seconds: float = 60.0
+    tick_seconds: float = 2.0
+    source_roots: str = ""  # folders, ':'-separated, from which corpora may be synced; empty: none
+
+    @property
+    def database(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir / 'catalogue.db'}"
+
+    @property
+    def objects(self) -> str:
+        return self.object_store or str(self.data_dir / "objects")
+
+
+def load_settings(environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+    """Settings from the environment. Raises UserError for an unknown name (with its nearest) or a bad value."""
+    env = os.environ if environ is None else environ
+    known = {f.name: f for f in fields(Settings)}
+    values: dict[str, object] = {}
+    for name, text in env.items():
+        if not name.startswith(PREFIX):
+            continue
+        field = name.removeprefix(PREFIX).lower()
+        if field not in known:
+            near = difflib.get_close_matches(field, known, n=1)
+            hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
+            raise UserError(f"unknown setting {name}{hint}")
+        values[field] = _convert(name, text, known[field].default)
+    return Settings(**{**values, **{k: v for k, v in overrides.items() if v is not None}})  # type: ignore[arg-type]
+
+
+def _convert(name: str, text: str, default: object) -> object:
+    kind = Path if isinstance(default, Path) else type(default)
+    try:
+        return kind(text)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise UserError(f"{name}={text!r} is not a valid {kind.__name__}") from error
+
+
+def master_secret(settings: Settings) -> bytes:
+    """The secret under which API keys and KV keys are HMACs: from the settings, or made once in the data folder."""
+    if settings.secret:
+        return settings.secret.encode()
+    path = settings.data_dir / "secret"
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        return _read_secret(path)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(secrets.token_hex(32))
+    return _read_secret(path)
+
+
+def _read_secret(path: Path) -> bytes:
+    text = path.read_bytes().strip()
+    if len(text) < 32:
+        raise UserError(f"{path} is damaged: restore it from a backup, or delete it and re-create all API keys")
+    return text

@@ -1,0 +1,212 @@
+"""The catalogue's tables: the truth about what exists, who may see it, and which work is owed.
+
+A chunk row exists if and only if the chunk is searchable: a new generation of a document is written, with its vectors
+and words, in the transaction that removes the old one. KV follows later; `kv_object.status` says how far it is.
+All times are UTC seconds since the epoch (float), so that SQLite and PostgreSQL agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# SQLite gives an alias of rowid only to a column declared exactly INTEGER.
+BigId = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON, list[Any]: JSON}  # noqa: RUF012
+
+
+class Tenant(Base):
+    __tablename__ = "tenant"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float]
+
+
+class ApiKey(Base):
+    """A credential. Only the HMAC of the secret is kept; `corpora` None means every corpus of the tenant."""
+
+    __tablename__ = "api_key"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    name: Mapped[str] = mapped_column(Text)
+    mac: Mapped[str] = mapped_column(String(64), unique=True)
+    hint: Mapped[str] = mapped_column(String(16))  # the last four characters, to recognise it by
+    scopes: Mapped[list[str]]  # of: read, write, admin
+    corpora: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
+
+
+class Corpus(Base):
+    """A corpus is an OpenAI vector store."""
+
+    __tablename__ = "corpus"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # vs_…
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    name: Mapped[str] = mapped_column(Text)
+    sharing_group: Mapped[str] = mapped_column(String(64))  # the tenant's id unless declared shared
+    source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # {"type":"folder|git",…}
+    attributes: Mapped[dict[str, Any]]
+    created_at: Mapped[float]
+    last_active_at: Mapped[float]
+
+
+class File(Base):
+    """An uploaded file. The bytes are content-addressed per tenant: `raw/<tenant>/<sha256>`."""
+
+    __tablename__ = "file"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # file-…
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    filename: Mapped[str] = mapped_column(Text)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    purpose: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[float]
+
+
+class Document(Base):
+    """A file in a corpus. Its identity is its path there; `done_hash` is written only after success."""
+
+    __tablename__ = "document"
+    __table_args__ = (UniqueConstraint("corpus_id", "path"), Index("document_file", "file_id"))
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # doc-…
+    corpus_id: Mapped[str] = mapped_column(ForeignKey("corpus.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    file_id: Mapped[str] = mapped_column(String(64))
+    path: Mapped[str] = mapped_column(Text)
+    sha256: Mapped[str] = mapped_column(String(64))
+    done_hash: Mapped[str | None] = mapped_column(String(64))  # content + parser + chunker + tokenizer + model + settings
+    generation: Mapped[int] = mapped_column(default=0)
+    status: Mapped[str] = mapped_column(String(16))  # in_progress | completed | failed | cancelled
+    error_code: Mapped[str | None] = mapped_column(String(32))
+    error_message: Mapped[str | None] = mapped_column(Text)
+    access: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))  # principals; None: all of the tenant
+    attributes: Mapped[dict[str, Any]]
+    usage_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    created_at: Mapped[float]
+
+
+class ChunkRow(Base):
+    __tablename__ = "chunk"
+    __table_args__ = (Index("chunk_document", "document_id", "ordinal"), Index("chunk_corpus", "corpus_id"))
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    document_id: Mapped[str] = mapped_column(ForeignKey("document.id"))
+    corpus_id: Mapped[str] = mapped_column(ForeignKey("corpus.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    ordinal: Mapped[int]
+    text: Mapped[str] = mapped_column(Text)
+    token_ids: Mapped[bytes] = mapped_column(LargeBinary)  # u32 little-endian
+    start: Mapped[int]
+    end: Mapped[int]
+    headings: Mapped[list[str]]
+    page_start: Mapped[int | None]
+    page_end: Mapped[int | None]
+    line_start: Mapped[int]
+    line_end: Mapped[int]
+    kv_key: Mapped[str | None] = mapped_column(String(64), index=True)
+
+
+class KVObject(Base):
+    """One owed or stored KV object. Rows are the precompute queue of record."""
+
+    __tablename__ = "kv_object"
+    __table_args__ = (Index("kv_queue", "status", "lease_expires"),)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(64), index=True)
+    sharing_group: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str | None] = mapped_column(String(64), index=True)  # the job that first asked for it
+    status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | failed
+    tokens: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    attempt: Mapped[int] = mapped_column(default=0)
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_expires: Mapped[float | None]
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]
+
+
+class Job(Base):
+    """The queue of record. `status` becomes terminal once and never changes again."""
+
+    __tablename__ = "job"
+    __table_args__ = (Index("job_list", "tenant_id", "created_at"), Index("job_status", "status"))
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # job-…
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    corpus_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    type: Mapped[str] = mapped_column(String(16))  # ingest | sync | precompute | delete | reindex
+    status: Mapped[str] = mapped_column(String(24))  # queued in_progress cancelling | cancelled completed
+    #                                                  completed_with_errors failed
+    stage: Mapped[str] = mapped_column(String(16), default="fetch")  # fetch extract chunk embed kv commit
+    request: Mapped[dict[str, Any]]  # what was asked: plain JSON
+    result: Mapped[dict[str, Any]]  # e.g. a purge receipt, the sync's diff
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    last_heartbeat_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    attempt: Mapped[int] = mapped_column(default=0)
+    max_attempts: Mapped[int] = mapped_column(default=3)
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_expires: Mapped[float | None]
+
+
+class JobFile(Base):
+    """One file of a job: the unit that is leased, retried and reported."""
+
+    __tablename__ = "job_file"
+    __table_args__ = (UniqueConstraint("job_id", "path"), Index("job_file_queue", "status", "lease_expires"))
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id"))
+    document_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    file_id: Mapped[str | None] = mapped_column(String(64))
+    path: Mapped[str] = mapped_column(Text)
+    action: Mapped[str] = mapped_column(String(16))  # upsert | delete | rename
+    status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | unchanged | failed | cancelled
+    attempt: Mapped[int] = mapped_column(default=0)
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_expires: Mapped[float | None]
+    chunks_total: Mapped[int] = mapped_column(default=0)
+    chunks_reused: Mapped[int] = mapped_column(default=0)
+    error_code: Mapped[str | None] = mapped_column(String(32))
+    error_message: Mapped[str | None] = mapped_column(Text)
+
+
+class Schedule(Base):
+    """A cron row. One tick claims due rows; `(schedule, due_at)` is unique, so two tickers fire each due time once."""
+
+    __tablename__ = "schedule"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # sched-…
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    corpus_id: Mapped[str] = mapped_column(ForeignKey("corpus.id"))
+    cron: Mapped[str] = mapped_column(Text)
+    timezone: Mapped[str] = mapped_column(Text)
+    enabled: Mapped[bool] = mapped_column(default=True)
+    next_due_at: Mapped[float] = mapped_column(index=True)
+    created_at: Mapped[float]
+
+
+class ScheduleRun(Base):
+    __tablename__ = "schedule_run"
+    __table_args__ = (UniqueConstraint("schedule_id", "due_at"),)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    schedule_id: Mapped[str] = mapped_column(ForeignKey("schedule.id"))
+    due_at: Mapped[float]
+    fired_at: Mapped[float]
+    job_id: Mapped[str | None] = mapped_column(String(64))
+    outcome: Mapped[str] = mapped_column(String(32))  # started | skipped_overlap | failed
+
+
+class AuditEvent(Base):
+    """Append-only: who did what to what. Never holds document text or secrets."""
+
+    __tablename__ = "audit_event"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(String(64), index=True)
+    key_id: Mapped[str | None] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(String(64))
+    target: Mapped[str] = mapped_column(Text)
+    at: Mapped[float]
