@@ -1,0 +1,3 @@
+module example.invalid/tallyroom/worker
+
+go 1.22
