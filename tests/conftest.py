@@ -1,0 +1,3 @@
+"""Fixtures for every room."""
+
+pytest_plugins = ["fixtures_postgres"]
