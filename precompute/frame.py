@@ -1,0 +1,93 @@
+"""The fixed start of every grounded prompt (the frame), and the rest of it, in token ids.
+
+    frame | label 1, chunk 1 | label 2, chunk 2 | … | caller's system text, history, question, answer cue
+
+The chat template is rendered once with placeholders where text goes and cut there: template pieces are encoded with
+control markers, everything that people or documents wrote without. Nothing is ever re-tokenised as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jinja2.exceptions import TemplateError
+
+from precompute.tokenizer import ReaderTokenizer
+
+GROUNDING = (
+    "Answer from the numbered passages below and from nothing else. Name the passage you used by its number, like [1]. "
+    "If they do not hold the answer, say so.\n\nPassages:"
+)
+_MARK = "\ue000{}\ue001"
+
+
+@dataclass(frozen=True)
+class Turn:
+    role: str  # system | user | assistant
+    content: str
+
+
+class PromptFormat:
+    """Builds prompts for one tokenizer and its chat template."""
+
+    def __init__(self, tokenizer: ReaderTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def frame(self) -> list[int]:
+        """Ids from the first token of the prompt to the end of the grounding rules."""
+        before, _ = self._around_documents(("user",))
+        return [*self._tokenizer.encode_control(before), *self._tokenizer.encode(GROUNDING)]
+
+    @property
+    def frame_hash(self) -> str:
+        return hashlib.sha256(repr(self.frame).encode()).hexdigest()
+
+    def label(self, number: int) -> list[int]:
+        """Ids that stand before passage `number` (from 1)."""
+        return self._tokenizer.encode(f"\n\n[{number}] ")
+
+    def tail(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids from the end of the last passage to the answer's first token."""
+        system = "\n\n".join(t.content for t in turns if t.role == "system")
+        spoken = [t for t in turns if t.role != "system"]
+        _, after = self._around_documents(tuple(t.role for t in spoken))
+        ids = self._tokenizer.encode(f"\n\n{system}" if system else "\n")
+        return [*ids, *self._fill(after, [t.content for t in spoken])]
+
+    def plain(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids of a prompt without documents."""
+        rendered = self._render([(t.role, _MARK.format(i)) for i, t in enumerate(turns)])
+        return self._fill(rendered, [t.content for t in turns])
+
+    def _around_documents(self, roles: tuple[str, ...]) -> tuple[str, str]:
+        documents = _MARK.format("D")
+        turns = [(role, _MARK.format(i)) for i, role in enumerate(roles)]
+        try:
+            rendered = self._render([("system", documents), *turns])
+        except TemplateError:  # templates without a system role refuse one
+            rendered = ""
+        if documents not in rendered:
+            first = turns[0][0], documents + "\n\n" + turns[0][1]
+            rendered = self._render([first, *turns[1:]])
+        before, _, after = rendered.partition(documents)
+        return before, after
+
+    def _render(self, turns: Sequence[tuple[str, str]]) -> str:
+        if not self._tokenizer.template.chat_template:
+            bos = self._tokenizer.template.bos_token or ""
+            cues = {"system": "", "user": "Question: ", "assistant": "Answer: "}
+            return bos + "".join(f"{cues[role]}{content}\n" for role, content in turns) + "Answer:"
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return str(self._tokenizer.template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _fill(self, rendered: str, contents: Sequence[str]) -> list[int]:
+        ids: list[int] = []
+        for i, content in enumerate(contents):
+            before, _, rendered = rendered.partition(_MARK.format(i))
+            ids += self._tokenizer.encode_control(before)
+            ids += self._tokenizer.encode(content)
+        return ids + self._tokenizer.encode_control(rendered)

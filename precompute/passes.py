@@ -1,0 +1,48 @@
+"""Forward passes over KV that we own. See `attention.KVPass`; a KV buffer is [layers, 2, kv_heads, capacity, head_dim]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from precompute.attention import attend, merge
+
+
+class ContiguousPass:
+    """Rows are the positions [start, start + rows) of a buffer that is filled before them: prefill pieces and decoding."""
+
+    def __init__(self, kv: torch.Tensor, start: int) -> None:
+        self._kv, self._start = kv, start
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        start, end = self._start, self._start + q.shape[2]
+        keys, values = self._kv[layer, :1], self._kv[layer, 1:]
+        keys[:, :, start:end] = k
+        values[:, :, start:end] = v
+        if q.shape[2] == 1:
+            return attend(q, keys[:, :, :end], values[:, :, :end], scale)[0]
+        own = attend(q, k, v, scale, causal=True)
+        if start == 0:
+            return own[0]
+        return merge(attend(q, keys[:, :, :start], values[:, :, :start], scale), own)[0]
+
+
+class PackedPass:
+    """Several chunks side by side in one row, each seeing a shared prefix and itself only. Keeps their K and V.
+
+    The prefix is attended by all rows in one call, so nothing of it is copied or masked per chunk."""
+
+    def __init__(self, prefix: torch.Tensor, lengths: Sequence[int]) -> None:
+        self._prefix, self._lengths = prefix, list(lengths)
+        self.kept: list[torch.Tensor] = []  # per layer [2, kv_heads, rows, head_dim], K at its compile position
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self.kept.append(torch.cat((k, v)))
+        sizes = self._lengths
+        parts = zip(q.split(sizes, 2), k.split(sizes, 2), v.split(sizes, 2), strict=True)
+        each = [attend(qi.contiguous(), ki, vi, scale, causal=True) for qi, ki, vi in parts]
+        own = torch.cat([out for out, _ in each], 2), torch.cat([lse for _, lse in each], 2)
+        if self._prefix.shape[3] == 0:
+            return own[0]
+        return merge(attend(q, self._prefix[layer, :1], self._prefix[layer, 1:], scale), own)[0]

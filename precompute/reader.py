@@ -1,0 +1,173 @@
+"""The reader: a Hugging Face decoder that reads each chunk once and hands out its KV, free of position."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from precompute import attention
+from precompute.frame import PromptFormat
+from precompute.passes import ContiguousPass, PackedPass
+from precompute.rope import Rope, rope_type
+from precompute.tokenizer import ReaderTokenizer
+from storage.errors import ModelUnsupported
+from storage.types import KVProfile
+
+log = logging.getLogger(__name__)
+PIECE = 512  # rows of one forward pass while prefilling
+DEFAULT_FILLER = 8  # passages before a chunk when it is compiled
+
+
+class Reader:
+    """One loaded model. `compile` and `forward` are to be called by one thread at a time.
+
+    `full_prefill_reason` is None when chunks' KV may be blended; otherwise it says why not, and `profile` is not used."""
+
+    def __init__(
+        self, folder: Path, *, device: str = "cpu", dtype: str = "bfloat16", codec: str = "raw", filler: int = DEFAULT_FILLER
+    ) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.device, self.dtype = torch.device(device), getattr(torch, dtype)
+        self.tokenizer = ReaderTokenizer(folder)
+        self.format = PromptFormat(self.tokenizer)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        self.full_prefill_reason = blending_obstacle(config)
+        implementation = "sdpa" if self.full_prefill_reason else attention.NAME
+        attention.register()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=self.dtype, attn_implementation=implementation, local_files_only=True
+        )
+        self.model.to(self.device).eval()
+        self.config = config
+        self.max_positions = int(config.max_position_embeddings)
+        self.layers = int(config.num_hidden_layers)
+        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self._lock = threading.Lock()
+        self._prefix: torch.Tensor | None = None
+        self._frame: torch.Tensor | None = None
+        if self.full_prefill_reason:
+            log.warning("model %s is served by full prefill: %s", self.name, self.full_prefill_reason)
+            return
+        self.rope = Rope(self.model.base_model.rotary_emb, self.max_positions, self.device)
+        self.prefix_ids = self._prefix_tokens(filler)
+        self.profile = self._profile(dtype, codec, filler)
+
+    def _prefix_tokens(self, filler: int) -> list[int]:
+        ids = list(self.format.frame)
+        passages = filler_passages()[:filler]
+        for number, passage in enumerate(passages, 1):
+            ids += self.format.label(number) + self.tokenizer.encode(passage)
+        return ids + self.format.label(len(passages) + 1)
+
+    def _profile(self, dtype: str, codec: str, filler: int) -> KVProfile:
+        digest = hashlib.sha256(repr(self.prefix_ids).encode()).hexdigest()[:32]
+        return KVProfile(
+            model=self.name, weights=weights_fingerprint(self.folder), tokenizer=self.tokenizer.fingerprint,
+            frame=self.format.frame_hash, conditioning=f"filler:{filler}:{digest}", codec=codec, dtype=dtype,
+            layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim,
+        )  # fmt: skip
+
+    def buffer(self, tokens: int) -> torch.Tensor:
+        """An unwritten KV buffer [layers, 2, kv_heads, tokens, head_dim]."""
+        shape = (self.layers, 2, self.kv_heads, tokens, self.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, kv_pass: attention.KVPass, logits: bool = True
+    ) -> torch.Tensor | None:
+        """Run `ids` [rows] at `positions` [rows]; logits of the last row [vocab] in fp32, or None."""
+        arguments = {"input_ids": ids[None], "position_ids": positions[None], "use_cache": False, "kv_pass": kv_pass}
+        if not logits:
+            self.model.base_model(**arguments)
+            return None
+        return self.model(**arguments, logits_to_keep=1).logits[0, -1].float()  # type: ignore[no-any-return]
+
+    def prefill(self, kv: torch.Tensor, ids: Sequence[int], start: int = 0) -> torch.Tensor | None:
+        """Full prefill of `ids` into `kv` from position `start` on; the last token's logits."""
+        tokens = torch.tensor(ids, device=self.device)
+        result = None
+        for at in range(0, len(ids), PIECE):
+            piece = tokens[at : at + PIECE]
+            positions = torch.arange(start + at, start + at + len(piece), device=self.device)
+            result = self.forward(piece, positions, ContiguousPass(kv, start + at), logits=at + PIECE >= len(ids))
+        return result
+
+    @torch.inference_mode()
+    def compile(self, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Read each chunk of `batch` behind the frame and filler passages.
+
+        One tensor per chunk [layers, 2, kv_heads, tokens, head_dim] in the model's dtype, K before RoPE."""
+        return self.compile_behind(self.prefix_kv(), batch)
+
+    @torch.inference_mode()
+    def compile_behind(self, prefix: torch.Tensor, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        lengths = [len(ids) for ids in batch]
+        offset = prefix.shape[3]
+        ids = torch.tensor([i for chunk in batch for i in chunk], device=self.device)
+        positions = torch.cat([torch.arange(offset, offset + n, device=self.device) for n in lengths])
+        packed = PackedPass(prefix, lengths)
+        self.forward(ids, positions, packed, logits=False)
+        kv = torch.stack(packed.kept)
+        kv[:, 0] = self.rope.unplace(kv[:, 0], positions)
+        return [part.contiguous() for part in kv.split(lengths, 3)]
+
+    def prefix_kv(self) -> torch.Tensor:
+        """KV of frame, filler and label, computed once per process; K at its position."""
+        with self._lock:
+            if self._prefix is None:
+                kv = self.buffer(len(self.prefix_ids))
+                self.prefill(kv, self.prefix_ids)
+                self._prefix = kv
+            return self._prefix
+
+    def frame_kv(self) -> torch.Tensor:
+        """KV of the frame alone [layers, 2, kv_heads, frame, head_dim], computed once per process; K at its position."""
+        with self._lock:
+            if self._frame is None:
+                kv = self.buffer(len(self.format.frame))
+                self.prefill(kv, self.format.frame)
+                self._frame = kv
+            return self._frame
+
+
+def blending_obstacle(config: Any) -> str | None:
+    """Why this model's state cannot be placed and recomputed token by token, or None."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        return f"layers of type {', '.join(sorted(kinds - {'full_attention'}))}"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "sliding-window attention"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "soft-capped attention logits"
+    if getattr(config, "max_position_embeddings", None) is None or not hasattr(config, "rope_parameters"):
+        return "no rotary position embedding"
+    try:
+        rope_type(config)
+    except ModelUnsupported as error:
+        return str(error)
+    return None
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """SHA-256 over every weights file and the config, in name order: any change of weights is another model."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def filler_passages() -> list[str]:
+    """Neutral passages that stand before a chunk when it is compiled, so that it does not take itself for the first."""
+    return (Path(__file__).parent / "filler.txt").read_text(encoding="utf-8").strip().split("\n\n")

@@ -1,0 +1,43 @@
+"""Scattered recompute: any sorted set of positions through the whole model, over an assembled KV buffer.
+
+Key j is visible to row i if and only if pos_j <= pos_i, so that recomputing everything equals full prefill.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from precompute.attention import attend
+
+
+class ScatterPass:
+    """Rows at sorted `positions` [rows] of a buffer. K and V of the rows replace what is there before they attend.
+
+    `watch`: number of last rows whose attention is summed over heads, rows and layers into `attention` [keys]."""
+
+    def __init__(self, kv: torch.Tensor, positions: torch.Tensor, watch: int = 0) -> None:
+        self._kv, self._positions, self._watch = kv, positions, watch
+        self._keys = int(positions[-1]) + 1
+        self._mask = causal_mask(positions, self._keys, kv.dtype)
+        self.attention = torch.zeros(self._keys, device=kv.device)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        keys, values = self._kv[layer, :1, :, : self._keys], self._kv[layer, 1:, :, : self._keys]
+        keys[:, :, self._positions] = k
+        values[:, :, self._positions] = v
+        out, lse = attend(q, keys, values, scale, mask=self._mask)
+        if self._watch:
+            self._observe(q[:, :, -self._watch :], keys, lse[:, :, -self._watch :], scale)
+        return out
+
+    def _observe(self, q: torch.Tensor, keys: torch.Tensor, lse: torch.Tensor, scale: float) -> None:
+        group = q.shape[1] // keys.shape[1]
+        folded = q.reshape(keys.shape[1], group * q.shape[2], q.shape[3])
+        logits = (folded @ keys[0].transpose(-1, -2)).float() * scale
+        self.attention += torch.exp(logits - lse.reshape(keys.shape[1], -1, 1)).sum((0, 1))
+
+
+def causal_mask(positions: torch.Tensor, keys: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask [rows, keys]: 0 where key position <= row position, -inf elsewhere."""
+    hidden = torch.arange(keys, device=positions.device)[None] > positions[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
