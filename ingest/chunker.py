@@ -1,0 +1,154 @@
+"""Cuts a document into chunks: whole blocks of one section first, then the places where a long one may part.
+
+Every chunk is an exact span of the text, and together they cover each non-blank character once. Sections pack
+on their own, and within a long section the cuts are chosen by what stands at them, not by what came before:
+after an insertion the old cuts are soon found again, so that the chunks beyond keep their text and their KV.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ingest.pieces import GLUED, Piece, Ruler, pieces_of, sections_of
+from storage.types import Anchor, Chunk, ParsedDocument, TextTokenizer
+
+VERSION = 1  # of the cuts: a change that moves any of them is a new version
+_LEAST = 16  # tokens: less would not hold a single character in every tokenizer
+_HASHED = 48  # characters that identify a place to cut
+
+
+def cut(
+    document: ParsedDocument,
+    tokenizer: TextTokenizer,
+    *,
+    max_tokens: int,
+    embedder_tokens: Callable[[str], int] | None = None,
+    embedder_limit: int | None = None,
+) -> list[Chunk]:
+    """The chunks of a document in order, none over `max_tokens` of the reader or the embedder's limit."""
+    ruler = Ruler(document.text, tokenizer, max_tokens, embedder_tokens, embedder_limit)
+    if min(ruler.limits) < _LEAST:
+        raise ValueError(f"a chunk must be allowed at least {_LEAST} tokens")
+    place = _Places(document)
+    chunks: list[Chunk] = []
+    for section in sections_of(document):
+        pieces = pieces_of(section, ruler)
+        for start, end in _pack(pieces, ruler):
+            for span, ids in _verified(pieces[start:end], ruler):
+                headings = section.headings_at(span[0], span[1])
+                chunks.append(place.chunk(len(chunks), span, ids, headings))
+    return chunks
+
+
+# --- packing ---
+
+
+def _pack(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[int, int]]:
+    """Runs [start, end) of pieces, each within the limits by count."""
+    sums: list[list[int]] = [[0] for _ in ruler.limits]
+    for piece in pieces:
+        for total, size in zip(sums, piece.sizes, strict=True):
+            total.append(total[-1] + size)
+    start = 0
+    while start < len(pieces):
+        end = _end_of_run(pieces, sums, start, ruler)
+        yield start, end
+        start = end
+
+
+def _end_of_run(pieces: Sequence[Piece], sums: Sequence[Sequence[int]], start: int, ruler: Ruler) -> int:
+    furthest, nearest = len(pieces), len(pieces)
+    for total, limit in zip(sums, ruler.limits, strict=True):
+        furthest = min(furthest, bisect_right(total, total[start] + limit, lo=start) - 1)
+        nearest = min(nearest, bisect_left(total, total[start] + limit // 2, lo=start))
+    if furthest == len(pieces):
+        return furthest
+    if furthest <= start:
+        return start + 1  # one piece that is too long by count: it is cut when verified
+    window = range(max(start + 1, nearest), furthest + 1)
+    best = min((pieces[i].level for i in window), default=GLUED)
+    if best == GLUED:  # nothing but a heading's end in the second half: cut earlier rather than part the two
+        window = range(start + 1, furthest + 1)
+        best = min(pieces[i].level for i in window)
+        return max(i for i in window if pieces[i].level == best)
+    return min(
+        (i for i in window if pieces[i].level == best),
+        key=lambda i: (_fingerprint(ruler.text, pieces[i]), -i),
+    )
+
+
+def _fingerprint(text: str, piece: Piece) -> int:
+    """A number that depends on nothing but the text after a cut."""
+    return zlib.crc32(text[piece.start : piece.start + _HASHED].encode("utf-8", "surrogatepass"))
+
+
+# --- verifying ---
+
+
+def _verified(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
+    """Span and token ids of the chunk these pieces make, or of several where counts had been too low."""
+    stack = [pieces]
+    while stack:
+        run = stack.pop()
+        span = ruler.trimmed(run[0].start, run[-1].end)
+        if span[0] == span[1]:
+            continue
+        ids = ruler.ids_within_limits(*span)
+        if ids is not None:
+            yield span, ids
+            continue
+        if len(run) == 1:
+            run = ruler.finer(run[0])
+        if len(run) == 1:  # a single character: nothing is left to cut
+            yield span, ruler.ids(*span)
+            continue
+        middle = _middle(run)
+        stack += [run[middle:], run[:middle]]
+
+
+def _middle(run: Sequence[Piece]) -> int:
+    """The best place to halve a run: the strongest cut in its middle half."""
+    quarter = len(run) // 4
+    window = range(max(1, quarter), max(2, len(run) - quarter))
+    return min(window, key=lambda i: (run[i].level, abs(i - len(run) // 2)))
+
+
+# --- where a chunk stands ---
+
+
+@dataclass(frozen=True)
+class _Pages:
+    starts: tuple[int, ...]
+    anchors: tuple[Anchor, ...]
+
+    def at(self, offset: int) -> int | None:
+        index = bisect_right(self.starts, offset) - 1
+        return self.anchors[index].page if index >= 0 else None
+
+
+class _Places:
+    """Lines and pages of spans of one document."""
+
+    def __init__(self, document: ParsedDocument) -> None:
+        self._text = document.text
+        self._pages = _Pages(tuple(anchor.start for anchor in document.anchors), document.anchors)
+        self._counted, self._line = 0, 1
+
+    def chunk(
+        self, ordinal: int, span: tuple[int, int], ids: tuple[int, ...], headings: tuple[str, ...]
+    ) -> Chunk:
+        """The finished chunk. Spans must come in order: lines are counted on from the last."""
+        start, end = span
+        first, last = self._line_at(start), self._line_at(end - 1)
+        return Chunk(
+            ordinal, self._text[start:end], ids, start, end, headings,
+            self._pages.at(start), self._pages.at(end - 1), first, last,
+        )  # fmt: skip
+
+    def _line_at(self, offset: int) -> int:
+        self._line += self._text.count("\n", self._counted, offset)
+        self._counted = offset
+        return self._line

@@ -1,0 +1,104 @@
+"""The child's side of isolated parsing: `python -m ingest.parser_child <memory bytes> <seconds per file>`.
+
+A request is a length, a JSON object `{"name", "bytes"}` and that many raw bytes; an answer is a length and a
+JSON object: a document, or `{"code", "message"}`. Lengths are 8 bytes, little-endian. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from typing import Any, BinaryIO
+
+from storage.errors import FileError
+from storage.types import Anchor, Block, ParsedDocument
+
+PREFIX = struct.Struct("<Q")
+_GRACE_S = 5.0  # the parent's clock should end a file first; this one is for a parent that is gone
+
+
+def frame_head(value: dict[str, Any]) -> bytes:
+    """A JSON object behind its length. Lone surrogates in names survive: JSON escapes them."""
+    body = json.dumps(value, separators=(",", ":")).encode("ascii")
+    return PREFIX.pack(len(body)) + body
+
+
+def document_to(document: ParsedDocument) -> dict[str, Any]:
+    """A document as plain JSON; heading paths are listed once."""
+    paths: dict[tuple[str, ...], int] = {}
+    blocks = [
+        [b.kind, b.start, b.end, paths.setdefault(b.headings, len(paths)), b.header, b.breaks]
+        for b in document.blocks
+    ]
+    anchors = [[a.start, a.page, paths.setdefault(a.headings, len(paths))] for a in document.anchors]
+    return {
+        "text": document.text,
+        "blocks": blocks,
+        "anchors": anchors,
+        "paths": list(paths),
+        "title": document.title,
+        "warnings": document.warnings,
+    }
+
+
+def document_of(value: dict[str, Any]) -> ParsedDocument:
+    """The inverse of `document_to`."""
+    paths = [tuple(path) for path in value["paths"]]
+    return ParsedDocument(
+        value["text"],
+        tuple(
+            Block(kind, start, end, paths[path], header, tuple(breaks))
+            for kind, start, end, path, header, breaks in value["blocks"]
+        ),
+        tuple(Anchor(start, page, paths[path]) for start, page, path in value["anchors"]),
+        value["title"],
+        tuple(value["warnings"]),
+    )
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, wall_s: float) -> None:
+    """Answer requests until the pipe closes."""
+    while prefix := requests.read(PREFIX.size):
+        (length,) = PREFIX.unpack(prefix)
+        request = json.loads(requests.read(length))
+        data = requests.read(request["bytes"])
+        signal.setitimer(signal.ITIMER_REAL, wall_s + _GRACE_S)
+        answers.write(frame_head(_answer(data, request["name"])))
+        answers.flush()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _answer(data: bytes, name: str) -> dict[str, Any]:
+    from ingest.parsers import parse  # here, so that the parent does not import every format's library
+
+    try:
+        return document_to(parse(data, name))
+    except FileError as error:
+        return {"code": error.code, "message": str(error)}
+    except MemoryError:
+        return {"code": "parser_crash", "message": "Reading this file takes more memory than is allowed."}
+    except Exception as error:  # noqa: BLE001 - whatever a format's library raises is this file's failure
+        return {
+            "code": "parser_crash",
+            "message": f"The parser failed on this file ({type(error).__name__}).",
+        }
+
+
+def main() -> None:
+    """Limit this process, keep the answer pipe from stray prints, and serve."""
+    memory, wall_s = int(sys.argv[1]), float(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    import ingest.parsers  # noqa: F401 - before the first request, so that its clock does not pay for it
+
+    serve(sys.stdin.buffer, answers, wall_s)
+
+
+if __name__ == "__main__":
+    main()

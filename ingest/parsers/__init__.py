@@ -1,0 +1,42 @@
+"""One file per format. A parser is a frozen object behind a small protocol, and one line in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from ingest.detect import detect
+from ingest.parsers.code import CodeParser
+from ingest.parsers.html import HtmlParser
+from ingest.parsers.markdown import MarkdownParser
+from ingest.parsers.pdf import PdfParser
+from ingest.parsers.text import TextParser
+from storage.errors import FileError
+from storage.types import ParsedDocument
+
+
+class Parser(Protocol):
+    """Turns a file's bytes into text and structure. A change of what it returns is a new version."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    def parse(self, data: bytes, name: str) -> ParsedDocument:
+        """The document in `data`, of a file called `name`. Raises FileError."""
+        ...
+
+
+_ALL: tuple[Parser, ...] = (TextParser(), MarkdownParser(), HtmlParser(), CodeParser(), PdfParser())
+PARSERS: Mapping[str, Parser] = MappingProxyType({parser.name: parser for parser in _ALL})
+
+
+def parse(data: bytes, name: str) -> ParsedDocument:
+    """Read a file with the parser its content asks for, in this process. Raises FileError."""
+    document = PARSERS[detect(data, name)].parse(data, name)
+    if not document.text or document.text.isspace():
+        raise FileError("There is no text in this file.", code="no_text_extracted")
+    return document

@@ -1,0 +1,272 @@
+"""What the chunker packs: a section's blocks, and the pieces of blocks too long for one chunk."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+from storage.types import Block, ParsedDocument, TextTokenizer
+
+# How good a cut before a piece is; lower is better.
+BLOCK, BREAK, SENTENCE, WORD, CHARACTER, GLUED = range(6)
+
+_WINDOW = 8192  # characters tokenised at once: keeps any tokenizer linear
+_RUN = 8  # words in a piece of a text without sentences, about
+_LONGEST_RUN = 32
+_INDENT = 64  # an indentation longer than this is blank space, not structure
+_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s+|[。！？；!?][”’」』）)]{0,8}\s*|\n[ \t]*\n\s*")
+_LINE = re.compile(r"\n+")
+_WORD = re.compile(r"\S+")
+_CODE = frozenset({"code", "definition"})
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A span packed whole. `level`: how good a cut before it is; `sizes`: its count under each limit."""
+
+    start: int
+    end: int
+    level: int
+    kind: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading (or several with nothing between) and what stands under it. Blocks reach to the next."""
+
+    blocks: tuple[Block, ...]
+
+    def headings_at(self, start: int, end: int) -> tuple[str, ...]:
+        """The heading path of a chunk: that of its first text which is not itself a heading."""
+        first = bisect_right(self.blocks, start, key=lambda block: block.end)
+        found: tuple[str, ...] = ()
+        for block in islice(self.blocks, first, None):
+            if block.start >= end:
+                break
+            found = block.headings
+            if block.kind != "heading":
+                break
+        return found
+
+
+def sections_of(document: ParsedDocument) -> Iterator[Section]:
+    """The sections, covering the whole text: what no block claims belongs to the block before it."""
+    run: list[Block] = []
+    for block in _covering(document):
+        before = run[-1] if run else None
+        if (
+            before is not None
+            and before.kind != "heading"
+            and (block.kind == "heading" or block.headings != before.headings)
+        ):
+            yield Section(tuple(run))
+            run = []
+        run.append(block)
+    if run:
+        yield Section(tuple(run))
+
+
+def _covering(document: ParsedDocument) -> Iterator[Block]:
+    blocks = [block for block in document.blocks if block.start < block.end]
+    length = len(document.text)
+    if not length:
+        return
+    if not blocks or document.text[: blocks[0].start].strip():
+        first = blocks[0].start if blocks else length
+        yield Block("paragraph", 0, first)
+    reached = 0
+    for index, block in enumerate(blocks):
+        following = blocks[index + 1].start if index + 1 < len(blocks) else length
+        start, end = max(reached, block.start), max(reached, following)
+        reached = end
+        if start < end:
+            yield Block(block.kind, start, end, block.headings, block.header, block.breaks)
+
+
+class Ruler:
+    """Counts tokens of spans. The text is tokenised once; the embedder is asked piece by piece."""
+
+    def __init__(
+        self,
+        text: str,
+        tokenizer: TextTokenizer,
+        max_tokens: int,
+        embedder_tokens: Callable[[str], int] | None,
+        embedder_limit: int | None,
+    ) -> None:
+        self.text = text
+        self._tokenizer = tokenizer
+        self._embedder = embedder_tokens if embedder_limit is not None else None
+        second = () if self._embedder is None or embedder_limit is None else (embedder_limit,)
+        self.limits: tuple[int, ...] = (max_tokens, *second)
+        self._starts: list[int] = []  # where tokens start, as far as the text was read
+        self._read = 0
+
+    def sizes(self, start: int, end: int) -> tuple[int, ...]:
+        """A span's count under each limit. One over the first limit is not counted for the embedder."""
+        start, end = self.trimmed(start, end)
+        tokens = self._tokens(start, end)
+        if self._embedder is None:
+            return (tokens,)
+        return (
+            tokens,
+            self._embedder(self.text[start:end]) if tokens <= self.limits[0] else self.limits[-1] + 1,
+        )
+
+    def fits(self, sizes: Sequence[int], taken: Sequence[int]) -> bool:
+        """Whether something of these sizes goes into a chunk beside what has taken its place already."""
+        return all(a + b <= limit for a, b, limit in zip(sizes, taken, self.limits, strict=True))
+
+    def ids(self, start: int, end: int) -> tuple[int, ...]:
+        """The token ids of exactly this span."""
+        return tuple(self._tokenizer.encode(self.text[start:end]))
+
+    def ids_within_limits(self, start: int, end: int) -> tuple[int, ...] | None:
+        """The token ids of a span that keeps all limits, or None."""
+        text = self.text[start:end]
+        ids = self._tokenizer.encode(text)
+        if len(ids) > self.limits[0] or (
+            self._embedder is not None and self._embedder(text) > self.limits[-1]
+        ):
+            return None
+        return tuple(ids)
+
+    def trimmed(self, start: int, end: int) -> tuple[int, int]:
+        """The span without blank lines before and blanks after it; its first line keeps its indentation."""
+        text = self.text
+        while end > start and text[end - 1].isspace():
+            end -= 1
+        first = start
+        while first < end and text[first].isspace():
+            first += 1
+        line = text.rfind("\n", start, first) + 1 or start
+        return (line if first - line <= _INDENT else first), end
+
+    def finer(self, piece: Piece) -> list[Piece]:
+        """A piece's parts, where its counted size proved too low; the piece itself if it is one character."""
+        if piece.end - piece.start <= 1:
+            return [piece]
+        for level in (SENTENCE, WORD, CHARACTER):
+            spans = list(_divide(self.text, piece.start, piece.end, level, piece.kind))
+            if len(spans) > 1:
+                break
+        else:
+            middle = (piece.start + piece.end) // 2
+            spans, level = [(piece.start, middle), (middle, piece.end)], CHARACTER
+        return [
+            Piece(start, end, level, piece.kind, piece.sizes if len(spans) == 1 else self.sizes(start, end))
+            for start, end in spans
+        ]
+
+    def _tokens(self, start: int, end: int) -> int:
+        while self._read < end:
+            self._read_window()
+        count = bisect_left(self._starts, end) - bisect_left(self._starts, start)
+        # A span that begins inside a token begins with one of its own.
+        inside = bisect_right(self._starts, start) == bisect_left(self._starts, start)
+        return count + (1 if inside and start < end else 0)
+
+    def _read_window(self) -> None:
+        begin, end = self._read, min(len(self.text), self._read + _WINDOW)
+        if end < len(self.text):
+            blank = max(self.text.rfind(" ", begin + 1, end), self.text.rfind("\n", begin + 1, end))
+            end = blank if blank > begin + _WINDOW // 2 else end
+        self._starts += [begin + offset for offset in self._tokenizer.offsets(self.text[begin:end])]
+        self._read = end
+
+
+def pieces_of(section: Section, ruler: Ruler) -> list[Piece]:
+    """The section in pieces: blocks that fit whole, and parts of those that do not."""
+    pieces: list[Piece] = []
+    above = (0,) * len(ruler.limits)  # what the headings directly above take of the next chunk
+    for block in section.blocks:
+        level = GLUED if any(above) else BLOCK
+        sizes = ruler.sizes(block.start, block.end)
+        if ruler.fits(sizes, above):
+            pieces.append(Piece(block.start, block.end, level, block.kind, sizes))
+        else:
+            pieces += _parts(block, level, ruler, above)
+        if block.kind == "heading":
+            above = tuple(a + b for a, b in zip(above, sizes, strict=True))
+            if not ruler.fits(above, (_RUN * 4,) * len(above)):
+                above = (0,) * len(above)  # no room for a body beside such a heading
+        else:
+            above = (0,) * len(above)
+    return pieces
+
+
+def _parts(block: Block, level: int, ruler: Ruler, above: tuple[int, ...]) -> list[Piece]:
+    """A long block's parts, each within the limits (the first beside its heading), coarse where they fit."""
+    result: list[Piece] = []
+    bounds = [block.start, *(b for b in block.breaks if block.start < b < block.end), block.end]
+    # Spans still to do: start, end, how good a cut before it is, how finely it has been divided.
+    stack = [(a, b, level if a == block.start else BREAK, BREAK) for a, b in pairwise(bounds)][::-1]
+    while stack:
+        start, end, before, divided = stack.pop()
+        sizes = ruler.sizes(start, end)
+        if divided == CHARACTER or ruler.fits(sizes, (0,) * len(above) if result else above):
+            result.append(Piece(start, end, before, block.kind, sizes))
+            continue
+        finer = divided + 1
+        spans = list(_divide(ruler.text, start, end, finer, block.kind))
+        stack += [(a, b, before if a == start else finer, finer) for a, b in reversed(spans)]
+    return result
+
+
+def _divide(text: str, start: int, end: int, level: int, kind: str) -> Iterator[tuple[int, int]]:
+    if level == SENTENCE:
+        pattern = _LINE if kind in _CODE else _SENTENCE
+        cuts: Iterable[int] = [] if kind == "table" else (m.end() for m in pattern.finditer(text, start, end))
+    elif level == WORD:
+        cuts = _word_cuts(text, start, end)
+    else:
+        cuts = _character_cuts(text, start, end)
+    before = start
+    for position in cuts:
+        if before < position < end:
+            yield before, position
+            before = position
+    yield before, end
+
+
+def _word_cuts(text: str, start: int, end: int) -> Iterator[int]:
+    """Cuts before words, every eight words or so, at places told by the word itself."""
+    run = 0
+    for match in _WORD.finditer(text, start, end):
+        run += 1
+        word = match[0]
+        if (
+            run > _LONGEST_RUN
+            or len(word) > 64
+            or (ord(word[0]) * 31 + ord(word[-1]) + len(word)) % _RUN == 0
+        ):
+            run = 0
+            yield match.start()
+            if len(word) > 64:
+                yield match.end()
+
+
+def _character_cuts(text: str, start: int, end: int) -> Iterator[int]:
+    """Cuts inside a text without blanks, every sixteen characters or so, never before a combining mark."""
+    last = start
+    before = ord(text[start]) if start < end else 0
+    for position in range(start + 1, end):
+        code = ord(text[position])
+        chosen = (before * 31 + code * 7) & 15 == 0 or position - last >= 64
+        before = code
+        if chosen and not _joins(text[position]):
+            last = position
+            yield position
+
+
+def _joins(character: str) -> bool:
+    return (
+        unicodedata.combining(character) > 0
+        or character in "\u200d\ufe0e\ufe0f"
+        or "\U0001f3fb" <= character <= "\U0001f3ff"
+    )
