@@ -4,7 +4,8 @@ PrereadError
 ├── UserError            the caller's mistake: one clear line that says what to do
 │   ├── NotFound         unknown, or not the caller's to see: the two look alike
 │   └── FileError        one file could not be read; `code` is from the closed list of job error codes
-├── StorageUnavailable   the store did not answer, or refused; retryable
+├── StorageUnavailable   the store refused, or failed; retryable
+│   └── StorageTimeout   it did not answer in time
 ├── ObjectMissing        no object of that name
 ├── Overloaded           too much work waits already; retryable
 ├── ModelUnsupported     the model's state cannot be blended, or not be loaded
@@ -52,10 +53,14 @@ class FileError(UserError):
 
 
 class StorageUnavailable(PrereadError):
-    """The object store did not answer in time, or refused."""
+    """The object store refused, failed, or (see StorageTimeout) did not answer."""
 
     code = "storage_error"
     retryable = True
+
+
+class StorageTimeout(StorageUnavailable):
+    """The object store did not answer in time."""
 
 
 class ObjectMissing(PrereadError):

@@ -1,0 +1,151 @@
+"""Objects as files. A file is written apart, made durable, then renamed: seen whole or not at all.
+
+The object `a/b/leaf` is the file `a/b/=5f/leaf`, 5f being a digest of the leaf, so that no folder
+grows too large. `=` is in no object name: a folder of the fan-out never meets a folder of a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from storage.errors import ObjectMissing, StorageUnavailable
+from storage.names import check_name, check_prefix, is_name
+
+STALE_SECONDS = 3600.0  # a writer that has not touched its file for an hour is dead
+_TEMP = ".writing"
+_ABSENT = (FileNotFoundError, NotADirectoryError)
+
+
+class FolderStore:
+    """An ObjectStore in a folder of a local or network file system; any number of processes may share it."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        """Creates the folder if need be, removes leftovers of dead writers. Raises StorageUnavailable."""
+        self._root = Path(root)
+        self._temp = self._root / _TEMP
+        with _mapped("open", str(root)):
+            self._temp.mkdir(parents=True, exist_ok=True)
+        self.sweep()
+
+    def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
+        """See ObjectStore. Durable on return: file and folder entries are synced."""
+        target = self._path(name)
+        temp = self._temp / f"{os.getpid()}-{uuid.uuid4().hex}"  # never shared, whoever else writes this name
+        with _mapped("put", name):
+            try:
+                written = _write_synced(temp, parts)
+                self._make_folders(target.parent)
+                os.replace(temp, target)
+                _sync_folder(target.parent)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temp)
+        return written
+
+    def size(self, name: str) -> int | None:
+        """See ObjectStore."""
+        path = self._path(name)
+        with _mapped("size", name):
+            try:
+                return os.stat(path).st_size
+            except _ABSENT:
+                return None
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        """See ObjectStore. Reads straight into `buffer`."""
+        path, done = self._path(name), 0
+        with _mapped("read", name):
+            try:
+                file = open(path, "rb", buffering=0)
+            except _ABSENT:
+                raise ObjectMissing(f"no object {name}") from None
+            with file:
+                file.seek(offset)
+                while done < len(buffer) and (count := file.readinto(buffer[done:])):
+                    done += count
+        return done
+
+    def delete(self, name: str) -> bool:
+        """See ObjectStore. Durable on return."""
+        path = self._path(name)
+        with _mapped("delete", name):
+            try:
+                os.unlink(path)
+            except _ABSENT:
+                return False
+            _sync_folder(path.parent)
+        return True
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """See ObjectStore. In no particular order."""
+        start = self._root / check_prefix(prefix).rpartition("/")[0]
+        with _mapped("list", prefix):
+            for folder, folders, files in os.walk(start, onerror=_raise_unless_absent):
+                folders[:] = [each for each in folders if not each.startswith(".")]
+                parent = Path(folder)
+                if not parent.name.startswith("="):
+                    continue
+                base = parent.parent.relative_to(self._root).as_posix()
+                names = (leaf if base == "." else f"{base}/{leaf}" for leaf in files)
+                yield from (name for name in names if name.startswith(prefix) and is_name(name))
+
+    def sweep(self, older_than_s: float = STALE_SECONDS) -> int:
+        """Removes unfinished files of writers that died; the number removed. Raises StorageUnavailable."""
+        removed, limit = 0, time.time() - older_than_s
+        with _mapped("sweep", _TEMP), os.scandir(self._temp) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # its writer, or another sweep, was faster
+                    if entry.stat(follow_symlinks=False).st_mtime <= limit:
+                        os.unlink(entry.path)
+                        removed += 1
+        return removed
+
+    def _path(self, name: str) -> Path:
+        folder, _, leaf = check_name(name).rpartition("/")
+        return self._root / folder / f"={zlib.crc32(leaf.encode()) & 0xFF:02x}" / leaf
+
+    def _make_folders(self, folder: Path) -> None:
+        """Like mkdir -p below the root, each entry synced. Never the root itself: it may be a lost mount."""
+        if folder == self._root or folder.is_dir():
+            return
+        self._make_folders(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+        _sync_folder(folder.parent)
+
+
+def _write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> int:
+    with open(path, "xb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, _ABSENT):
+        raise error
+
+
+@contextlib.contextmanager
+def _mapped(action: str, name: str) -> Iterator[None]:
+    """The one place where the file system's errors become ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageUnavailable(f"object folder: {action} {name}: {error.strerror}") from error
