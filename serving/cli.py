@@ -1,0 +1,64 @@
+"""The `preread` command. Commands live in the cli_*.py files beside this one; errors end here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from serving import cli_demo, cli_jobs, cli_keys, cli_server, cli_work
+from serving.cli_output import note
+from storage.errors import PrereadError
+
+USAGE_ERROR = 2
+# Typer carries its own copy of click or uses the installed one, depending on its version.
+_ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+BENCH = "bench.cli"  # stands above this room, so it is loaded by name when asked for
+
+app = typer.Typer(
+    help="Let a language model read shared knowledge once.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for room in (cli_server, cli_work, cli_jobs, cli_demo):
+    room.register(app)
+app.add_typer(cli_keys.app, name="key")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench(
+    context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None
+) -> None:
+    """Measure: `preread bench blend|ttft|ingest --help`."""
+    commands = importlib.import_module(BENCH).app
+    commands([*(arguments or []), *context.args], prog_name="preread bench", standalone_mode=False)
+
+
+def main() -> NoReturn:
+    """Run the command line. Mistakes and refusals are one line on standard error and exit code 2."""
+    try:
+        code = app(prog_name="preread", standalone_mode=False)
+    except _ClickException as error:
+        _fail(error.format_message().replace("\n", " "))  # type: ignore[attr-defined]
+    except PrereadError as error:
+        _fail(str(error))
+    except BrokenPipeError:
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    note(f"preread: {message}")
+    sys.exit(USAGE_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Commands that are processes: serve, worker, beat, and `up`, which runs all of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from serving.cli_client import ADMIN_KEY
+from serving.cli_output import Json, note, show
+from serving.settings import Settings, load_settings
+
+Port = Annotated[int | None, typer.Option(help="Port to listen on; default: PREREAD_PORT or 8321.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; default: PREREAD_HOST or 127.0.0.1.")]
+Supervised = Annotated[bool, typer.Option("--supervised", hidden=True)]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (up, serve, worker, beat):
+        app.command()(command)
+
+
+def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
+    """Start the broker, the API, a worker and the beat on this machine; Ctrl-C ends them."""
+    from serving.supervisor import AlreadyRunning, supervised
+
+    settings = load_settings(port=port, host=host)
+    key = first_key(settings)
+    try:
+        with supervised(settings, note) as supervisor:
+            if not supervisor.stopping.is_set():
+                show(
+                    _welcome(settings, supervisor.address, key), as_json, lambda w: _welcome_text(settings, w)
+                )
+            supervisor.watch()
+    except AlreadyRunning as already:
+        message = str(already)
+        show({"address": already.address, "started": False}, as_json, lambda _: message)
+
+
+def first_key(settings: Settings) -> str | None:
+    """On a new data folder: the tables, the first admin key, and its private copy for the commands here."""
+    from serving.auth import ensure_admin_key
+    from serving.local_broker import write_private
+    from serving.settings import master_secret
+    from storage.catalogue.engine import migrate, open_catalogue
+
+    migrate(settings.database)
+    catalogue = open_catalogue(settings.database)
+    try:
+        key = ensure_admin_key(catalogue, master_secret(settings))
+    finally:
+        catalogue.close()
+    if key is not None:
+        write_private(settings.data_dir / ADMIN_KEY, key)
+    return key
+
+
+def _welcome(settings: Settings, address: str, key: str | None) -> dict[str, object]:
+    return {
+        "address": address,
+        "started": True,
+        "admin_key": key,
+        "admin_key_file": str(settings.data_dir / ADMIN_KEY),
+        "logs": str(settings.data_dir / "logs"),
+    }
+
+
+def _welcome_text(settings: Settings, welcome: dict[str, object]) -> str:
+    path = welcome["admin_key_file"]
+    lines = [f"Preread is ready at {welcome['address']}/v1 (logs: {welcome['logs']})"]
+    if welcome["admin_key"]:
+        lines.append(
+            f"admin key, kept in {path} for your eyes only and not shown again: {welcome['admin_key']}"
+        )
+    lines.append(f'try: curl -H "Authorization: Bearer $(cat {path})" {welcome["address"]}/v1/models')
+    return "\n".join(lines)
+
+
+def serve(port: Port = None, host: Host = None, supervised: Supervised = False) -> None:
+    """Run the API with its engine in this process."""
+    import uvicorn
+
+    settings = _begin(load_settings(port=port, host=host), supervised)
+    key = first_key(settings)
+    if key is not None:
+        note(f"admin key kept in {settings.data_dir / ADMIN_KEY}, readable by its owner only")
+    from serving.parts import build_api
+
+    uvicorn.run(
+        build_api(settings),
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+
+
+def worker(
+    queues: Annotated[
+        str, typer.Option(help="Queues to work on, separated by commas.")
+    ] = "ingest,precompute",
+    supervised: Supervised = False,
+) -> None:
+    """Run a worker that ingests documents and computes KV."""
+    from serving.parts import run_worker
+
+    run_worker(_begin(load_settings(), supervised), [q.strip() for q in queues.split(",") if q.strip()])
+
+
+def beat(supervised: Supervised = False) -> None:
+    """Run the tick: schedules, leases of dead workers, garbage."""
+    from serving.parts import run_beat
+
+    run_beat(_begin(load_settings(), supervised))
+
+
+def _begin(settings: Settings, supervised: bool) -> Settings:
+    from serving.logs import configure
+    from serving.supervisor import end_with_parent
+
+    configure(sys.stderr)
+    if supervised:
+        end_with_parent()
+    return settings
