@@ -1,0 +1,136 @@
+"""Deleting documents and corpora, down to the last byte, with a receipt that counts each kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from ingest.commit import drop_chunks
+from ingest.files import delete_file
+from ingest.jobs import ACTIVE, cancel, create_job, mark_cancelled, settle
+from ingest.purge import release, sweep
+from ingest.types import KVDelete, SearchIndex
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, KVObject, Schedule, ScheduleRun
+from storage.errors import NotFound, StorageUnavailable
+from storage.types import ObjectStore
+
+BATCH = 100  # documents per transaction
+Receipt = dict[str, int]
+KINDS = (
+    "documents",
+    "chunks",
+    "vectors",
+    "lexical",
+    "kv_objects",
+    "kv_kept",
+    "kv_owed",
+    "files",
+    "files_kept",
+)
+
+
+@dataclass(frozen=True)
+class Deleter:
+    """Deletes in the tenant's name. `kv_kept` and `files_kept` count what another document still holds;
+    `kv_owed` what
+    the store could not delete yet and the next ticks will."""
+
+    catalogue: Catalogue
+    objects: ObjectStore
+    index: SearchIndex
+    kv_delete: KVDelete
+
+    def document(self, tenant_id: str, document_id: str, *, raw: bool = True) -> Receipt:
+        """Delete one document, and with `raw` its file too. Raises NotFound."""
+        with self.catalogue.read() as session:
+            document = session.get(Document, document_id)
+            if document is None or document.tenant_id != tenant_id:
+                raise NotFound(f"no document {document_id!r}")
+        return self._documents(tenant_id, [document_id], raw)
+
+    def corpus(self, tenant_id: str, corpus_id: str, *, raw: bool = False) -> Receipt:
+        """Delete a corpus with its documents and schedules, and cancel its jobs. Raises NotFound."""
+        with self.catalogue.write() as session:
+            corpus = session.get(Corpus, corpus_id)
+            if corpus is None or corpus.tenant_id != tenant_id:
+                raise NotFound(f"no corpus {corpus_id!r}")
+            active = select(Job.id).where(Job.corpus_id == corpus_id, Job.status.in_(ACTIVE))
+            for job_id in session.scalars(active).all():
+                cancel(session, job_id)
+            schedules = select(Schedule.id).where(Schedule.corpus_id == corpus_id)
+            session.execute(delete(ScheduleRun).where(ScheduleRun.schedule_id.in_(schedules)))
+            session.execute(delete(Schedule).where(Schedule.corpus_id == corpus_id))
+        receipt = dict.fromkeys(KINDS, 0)
+        while True:
+            with self.catalogue.write() as session:
+                query = select(Document.id).where(Document.corpus_id == corpus_id).limit(BATCH)
+                ids = list(session.scalars(query))
+                if not ids:
+                    session.execute(delete(Corpus).where(Corpus.id == corpus_id))
+                    return receipt
+            for kind, count in self._documents(tenant_id, ids, raw).items():
+                receipt[kind] += count
+
+    def _documents(self, tenant_id: str, ids: Sequence[str], raw: bool) -> Receipt:
+        with self.catalogue.write() as session:
+            receipt, file_ids = delete_documents(session, self.index, ids)
+        try:
+            sweep(self.catalogue, self.kv_delete)
+        except StorageUnavailable:
+            receipt["kv_owed"] = self._owed()
+        for file_id in file_ids if raw else ():
+            receipt["files" if self._delete_file(tenant_id, file_id) else "files_kept"] += 1
+        return receipt
+
+    def _delete_file(self, tenant_id: str, file_id: str) -> bool:
+        try:
+            return delete_file(self.catalogue, self.objects, tenant_id, file_id)
+        except NotFound:
+            return True
+
+    def _owed(self) -> int:
+        with self.catalogue.read() as session:
+            return session.scalar(select(func.count()).where(KVObject.status == "purge")) or 0
+
+
+def delete_documents(session: Session, index: SearchIndex, ids: Sequence[str]) -> tuple[Receipt, list[str]]:
+    """Remove documents from the catalogue and both indexes: the receipt so far, and the files they were
+    read from.
+
+    Work that still waits for them is cancelled; work that runs finds no document to commit to."""
+    receipt = dict.fromkeys(KINDS, 0)
+    of_these = JobFile.document_id.in_(ids)
+    waiting = session.scalars(
+        select(JobFile).where(of_these, JobFile.status == "pending", JobFile.action == "upsert")
+    )
+    jobs = set()
+    for row in waiting.all():
+        mark_cancelled(session, row, "the document was deleted")
+        jobs.add(row.job_id)
+    chunks = session.scalar(select(func.count()).where(ChunkRow.document_id.in_(ids))) or 0
+    keys = drop_chunks(session, index, ids)
+    receipt["kv_objects"], receipt["kv_kept"] = release(session, keys)
+    receipt["chunks"] = receipt["vectors"] = receipt["lexical"] = chunks
+    files = list(session.scalars(select(Document.file_id).where(Document.id.in_(ids)).distinct()))
+    receipt["documents"] = session.scalar(select(func.count()).where(Document.id.in_(ids))) or 0
+    session.execute(delete(Document).where(Document.id.in_(ids)))
+    for job_id in jobs:
+        settle(session, job_id)
+    return receipt, files
+
+
+def record_purge(
+    session: Session, tenant_id: str, corpus_id: str | None, receipt: Receipt, what: dict[str, Any]
+) -> Job:
+    """A finished delete job that keeps the receipt, so that it can be asked for later."""
+    job = create_job(session, tenant_id=tenant_id, corpus_id=corpus_id, type="delete", request=what)
+    job.started_at = time.time()
+    job.result = {"receipt": receipt}
+    settle(session, job.id)
+    return job

@@ -1,0 +1,158 @@
+"""What a job shows of itself: counted from its rows while it runs, frozen when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, case, func, select
+from sqlalchemy.orm import Session
+
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.schema import ChunkRow, Job, JobFile, KVObject
+
+# Where trying again, without changing the file, can help.
+RETRYABLE = frozenset("parser_timeout embedding_failed kv_failed storage_error cancelled worker_lost".split())
+_STATUS_RANK = ("queued", "in_progress", "cancelling")
+_STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
+
+
+def view(session: Session, job: Job) -> dict[str, Any]:
+    """The job object of the API. `errors` and `progress` of a job that has ended never change."""
+    final = job.result.get("final")
+    if final is not None:
+        progress, errors = final["progress"], final["errors"]
+    else:
+        rows = session.scalars(_troubled(job.id)).all()
+        progress, errors = live_progress(session, job), errors_of(session, job, rows)
+    return {
+        "id": job.id,
+        "object": "job",
+        "type": job.type,
+        "status": job.status,
+        "corpus_id": job.corpus_id,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "last_heartbeat_at": job.last_heartbeat_at,
+        "finished_at": job.finished_at,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "stage": job.stage,
+        "progress": progress,
+        "errors": errors,
+    }
+
+
+def warnings_of(session: Session, job_id: str) -> list[dict[str, Any]]:
+    """What a file that was ingested could not give, e.g. pages without text: [{file_id, filename,
+    message}]."""
+    rows = session.scalars(_troubled(job_id)).all()
+    return [
+        {"file_id": row.file_id, "filename": row.path, "message": row.error_message}
+        for row in rows
+        if row.error_code is None
+    ]
+
+
+def _troubled(job_id: str) -> Select[JobFile]:
+    return (
+        select(JobFile)
+        .where(JobFile.job_id == job_id, JobFile.error_message.is_not(None))
+        .order_by(JobFile.id)
+    )
+
+
+def errors_of(session: Session, job: Job, rows: Sequence[JobFile]) -> list[dict[str, Any]]:
+    """One error per file that failed or is incomplete, then one per file whose KV could not be made."""
+    errors = [_error(r, r.error_code, r.error_message or "") for r in rows if r.error_code is not None]
+    if "error" in job.result:
+        errors.insert(0, {"file_id": None, "filename": None, **job.result["error"]})
+    failed = (
+        select(JobFile, func.count(ChunkRow.id))
+        .join(ChunkRow, ChunkRow.document_id == JobFile.document_id)
+        .join(KVObject, KVObject.key == ChunkRow.kv_key)
+        .where(JobFile.job_id == job.id, KVObject.status == "failed")
+        .group_by(JobFile.id)
+    )
+    for row, count in session.execute(failed):
+        if row.error_code is None:
+            errors.append(
+                _error(row, "kv_failed", f"{count} chunks have no stored KV; they are computed when asked")
+            )
+    return errors
+
+
+def _error(row: JobFile, code: str, message: str) -> dict[str, Any]:
+    return {
+        "file_id": row.file_id,
+        "filename": row.path,
+        "code": code,
+        "message": message,
+        "retryable": code in RETRYABLE,
+    }
+
+
+def live_progress(session: Session, job: Job) -> dict[str, Any]:
+    """Counts that only ever grow while the job runs."""
+    counted = session.execute(
+        select(
+            func.count(),
+            func.sum(case((JobFile.status == "done", 1), else_=0)),
+            func.sum(case((JobFile.status == "failed", 1), else_=0)),
+            func.sum(case((JobFile.status == "unchanged", 1), else_=0)),
+            func.sum(case((JobFile.status == "cancelled", 1), else_=0)),
+            func.sum(JobFile.chunks_total),
+            func.sum(JobFile.chunks_reused),
+        ).where(JobFile.job_id == job.id)
+    ).one()
+    total, done, failed, unchanged, cancelled, chunks, reused = (int(value or 0) for value in counted)
+    kv = job.result.get("kv", {})
+    progress = {
+        "files_total": total,
+        "files_done": done,
+        "files_failed": failed,
+        "files_unchanged": unchanged,
+        "chunks_total": chunks,
+        "chunks_reused": reused,
+        "chunks_computed": kv.get("chunks", 0),
+        "kv_bytes_written": kv.get("bytes", 0),
+        "kv_bytes_reused": job.result.get("reused_bytes", 0),
+    }
+    ended = done + failed + unchanged + cancelled
+    return {**progress, "eta_seconds": _eta(session, job, ended, total, kv.get("tokens", 0))}
+
+
+def _eta(session: Session, job: Job, ended: int, total: int, computed: int) -> float | None:
+    """Seconds left at the pace so far; None before there is a pace."""
+    if job.started_at is None or not ended:
+        return None
+    owed = session.scalar(
+        select(func.sum(KVObject.tokens)).where(
+            KVObject.job_id == job.id, KVObject.status.in_(("pending", "leased"))
+        )
+    )
+    kv_share = computed / (computed + owed) if owed else 1.0
+    share = (ended / total + kv_share) / 2
+    return round((time.time() - job.started_at) * (1 - share) / share, 1)
+
+
+def progress_id(shown: dict[str, Any]) -> int:
+    """A number that grows when the shown job gets further (heartbeats and bytes apart): the id of its
+    event."""
+    progress, status = shown["progress"], shown["status"]
+    rank = _STATUS_RANK.index(status) if status in _STATUS_RANK else len(_STATUS_RANK)
+    counts = sum(value for name, value in progress.items() if not name.startswith(("eta", "kv_bytes")))
+    return int(counts) + rank + _STAGES.index(shown["stage"]) + 1
+
+
+def job_event(catalogue: Catalogue, job_id: str, after: int = 0) -> tuple[int, dict[str, Any]] | None:
+    """The job as it is now with its event id, if that is newer than `after`; None if nothing happened
+    since."""
+    with catalogue.read() as session:
+        job = session.get(Job, job_id)
+        if job is None:
+            return None
+        shown = view(session, job)
+    number = progress_id(shown)
+    return (number, shown) if number > after else None

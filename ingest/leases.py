@@ -1,0 +1,302 @@
+"""Leases on a job's files: claimed in turn, renewed by a heartbeat, reaped when a worker is dead.
+
+A row that waits is never touched by the reaper: only a lease can expire. On a pending row `lease_expires`
+is the time
+before which it is not tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, or_, select, update
+from sqlalchemy.orm import Session, aliased
+
+from ingest.jobs import ACTIVE, OPEN_FILE, lock_job, mark_cancelled, settle
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.lease import Heartbeat, lease_token, rotate
+from storage.catalogue.schema import Document, Job, JobFile
+from storage.errors import Cancelled
+
+CANCEL_SECONDS = 0.4  # how often running work looks at its cancel flag
+
+
+class LeaseLost(Cancelled):
+    """Another worker may hold the file by now: nothing of this run may be stored."""
+
+
+@dataclass(frozen=True)
+class FileLease:
+    job_file_id: int
+    job_id: str
+    tenant_id: str
+    token: str
+
+
+def _claimable(now: float) -> ColumnElement[bool]:
+    """Files that may be worked on: due, with content, and not behind an older file of the same document."""
+    older = aliased(JobFile)
+    behind = select(older.id).where(
+        older.document_id == JobFile.document_id,
+        older.id < JobFile.id,
+        older.status.in_(OPEN_FILE),
+        or_(older.action != "upsert", older.file_id.is_not(None)),
+    )
+    return and_(
+        JobFile.status == "pending",
+        or_(JobFile.lease_expires.is_(None), JobFile.lease_expires <= now),
+        or_(JobFile.action != "upsert", JobFile.file_id.is_not(None)),
+        ~behind.correlate(JobFile).exists(),
+    )
+
+
+def _has_claimable(now: float) -> ColumnElement[bool]:
+    files = select(JobFile.id).where(JobFile.job_id == Job.id, _claimable(now))
+    return files.correlate(Job).exists()
+
+
+def claim_file(
+    catalogue: Catalogue,
+    owner: str,
+    seconds: float,
+    *,
+    job_id: str | None = None,
+    last_tenant: str | None = None,
+) -> FileLease | None:
+    """Lease the next file: of the tenant whose turn it is, of its oldest job. None if nothing is due."""
+    now = time.time()
+    jobs = [Job.status.in_(("queued", "in_progress"))]
+    if job_id is not None:
+        jobs.append(Job.id == job_id)
+    with catalogue.write() as session:
+        waiting = select(Job.tenant_id).where(*jobs, _has_claimable(now)).distinct()
+        tenant = rotate(session.scalars(waiting).all(), last_tenant)
+        row = session.scalars(
+            select(JobFile)
+            .join(Job, Job.id == JobFile.job_id)
+            .where(*jobs, Job.tenant_id == tenant, _claimable(now))
+            .order_by(Job.created_at, JobFile.id)
+            .limit(1)
+            .with_for_update(of=JobFile, skip_locked=True)
+        ).first()
+        if row is None or tenant is None:
+            return None
+        row.status, row.lease_owner, row.lease_expires = "leased", lease_token(owner), now + seconds
+        _started(session, row.job_id, now, row.attempt + 1)
+        return FileLease(row.id, row.job_id, tenant, row.lease_owner)
+
+
+def _started(session: Session, job_id: str, now: float, attempt: int) -> None:
+    job = lock_job(session, job_id)
+    if job is None or job.status not in ACTIVE:
+        return
+    if job.status == "queued":
+        job.status = "in_progress"
+    job.started_at = job.started_at or now
+    job.last_heartbeat_at = now
+    job.attempt = max(job.attempt, attempt)
+
+
+def has_work(session: Session) -> bool:
+    """Whether a file could be claimed, or a job waits to be planned."""
+    now = time.time()
+    active = Job.status.in_(("queued", "in_progress"))
+    if session.scalars(select(Job.id).where(active, _has_claimable(now)).limit(1)).first() is not None:
+        return True
+    return session.scalars(select(Job.id).where(*_unplanned(now)).limit(1)).first() is not None
+
+
+def owned(session: Session, lease: FileLease) -> JobFile:
+    """The leased row, locked. Raises LeaseLost if it is no longer this lease's."""
+    row = session.get(JobFile, lease.job_file_id, with_for_update=True, populate_existing=True)
+    if row is None or row.status != "leased" or row.lease_owner != lease.token:
+        raise LeaseLost("the lease on this file has expired")
+    return row
+
+
+class Hold:
+    """A lease while it is worked under: a thread renews it, and `check()` stops the work that must not go
+    on."""
+
+    def __init__(self, catalogue: Catalogue, lease: FileLease, seconds: float) -> None:
+        self._catalogue = catalogue
+        self._lease = lease
+        self._seconds = seconds
+        self._renewed = time.monotonic()
+        self._stop: Cancelled | None = None
+        self._seen = threading.Event()
+        self._heartbeat = Heartbeat(self._beat, min(CANCEL_SECONDS, seconds / 3))
+
+    def __enter__(self) -> Hold:
+        self._heartbeat.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._heartbeat.__exit__(kind, error, tb)
+
+    def check(self) -> None:
+        """Raise Cancelled if the job was cancelled, LeaseLost if the lease is gone."""
+        if self._stop is not None:
+            raise self._stop
+
+    def _beat(self) -> None:
+        with self._catalogue.read() as session:
+            status = session.scalar(select(Job.status).where(Job.id == self._lease.job_id))
+        if status not in ("queued", "in_progress"):
+            self._stop = Cancelled("the job was cancelled")
+        if time.monotonic() - self._renewed >= self._seconds / 3 and not self._renew():
+            self._stop = LeaseLost("the lease on this file has expired")
+
+    def _renew(self) -> bool:
+        now = time.time()
+        with self._catalogue.write() as session:
+            held: Any = session.execute(
+                update(JobFile)
+                .where(JobFile.id == self._lease.job_file_id, JobFile.lease_owner == self._lease.token)
+                .values(lease_expires=now + self._seconds)
+            )
+            session.execute(
+                update(Job)
+                .where(Job.id == self._lease.job_id, Job.status.in_(ACTIVE))
+                .values(last_heartbeat_at=now)
+            )
+        self._renewed = time.monotonic()
+        return bool(held.rowcount)
+
+
+# --- planning: a sync job is leased as a whole while its files are found out
+# --------------------------------------
+
+
+def _unplanned(now: float) -> list[ColumnElement[bool]]:
+    return [
+        Job.type == "sync",
+        Job.stage == "fetch",
+        Job.status.in_(("queued", "in_progress")),
+        Job.lease_owner.is_(None),
+        or_(Job.lease_expires.is_(None), Job.lease_expires <= now),
+    ]
+
+
+def claim_plan(catalogue: Catalogue, owner: str, seconds: float, job_id: str | None = None) -> Job | None:
+    """Lease a sync job whose files are not known yet."""
+    now = time.time()
+    query = (
+        select(Job)
+        .where(*_unplanned(now))
+        .order_by(Job.created_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    if job_id is not None:
+        query = query.where(Job.id == job_id)
+    with catalogue.write() as session:
+        job = session.scalars(query).first()
+        if job is None:
+            return None
+        job.lease_owner, job.lease_expires = lease_token(owner), now + seconds
+        _started(session, job.id, now, job.attempt + 1)
+        return job
+
+
+def renew_plan(catalogue: Catalogue, job: Job, seconds: float) -> None:
+    now = time.time()
+    with catalogue.write() as session:
+        session.execute(
+            update(Job)
+            .where(Job.id == job.id, Job.lease_owner == job.lease_owner)
+            .values(lease_expires=now + seconds, last_heartbeat_at=now)
+        )
+
+
+def owned_plan(session: Session, job: Job) -> Job:
+    """The leased job's row, locked. Raises LeaseLost or Cancelled."""
+    row = lock_job(session, job.id)
+    if row is None or row.lease_owner != job.lease_owner:
+        raise LeaseLost("the lease on this job has expired")
+    if row.status == "cancelling":
+        raise Cancelled("the job was cancelled")
+    return row
+
+
+# --- ends
+# ---------------------------------------------------------------------------------------------------------
+
+
+def finish(session: Session, row: JobFile, status: str) -> None:
+    """End a file as done or unchanged."""
+    row.status = status
+    row.lease_owner = row.lease_expires = None
+
+
+def fail(session: Session, row: JobFile, code: str, message: str) -> None:
+    """End a file as failed. Its document says so too, and keeps whatever older content it has."""
+    row.status, row.error_code, row.error_message = "failed", code, message or code
+    row.lease_owner = row.lease_expires = None
+    document = session.get(Document, row.document_id) if row.document_id else None
+    if document is not None and row.action == "upsert":
+        document.status, document.error_code, document.error_message = "failed", code, message or code
+
+
+def give_back(
+    session: Session, row: JobFile, max_attempts: int, code: str, message: str, delay: float = 0.0
+) -> None:
+    """Let another run try the file; after `max_attempts` of them it has failed with `code`."""
+    row.attempt += 1
+    if row.attempt >= max_attempts:
+        fail(session, row, code, message)
+        return
+    row.status, row.lease_owner = "pending", None
+    row.lease_expires = time.time() + delay if delay else None
+
+
+def reap(session: Session) -> set[str]:
+    """Return what dead workers held, or fail it after too many of them. The ids of the jobs concerned."""
+    now = time.time()
+    expired = session.scalars(
+        select(JobFile)
+        .where(JobFile.status == "leased", JobFile.lease_expires < now)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for row in expired:
+        job = session.get(Job, row.job_id)
+        if job is None or job.status == "cancelling":
+            mark_cancelled(session, row)
+        else:
+            give_back(
+                session, row, job.max_attempts, "worker_lost", f"{row.attempt + 1} workers died on this file"
+            )
+    jobs = {row.job_id for row in expired} | _reap_plans(session, now)
+    for job_id in jobs:
+        settle(session, job_id)
+    return jobs
+
+
+def _reap_plans(session: Session, now: float) -> set[str]:
+    expired = session.scalars(
+        select(Job)
+        .where(Job.status.in_(ACTIVE), Job.lease_owner.is_not(None), Job.lease_expires < now)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for job in expired:
+        give_back_plan(job, "worker_lost", f"{job.attempt} workers died on this job")
+    return {job.id for job in expired}
+
+
+def give_back_plan(job: Job, code: str, message: str, delay: float = 0.0) -> None:
+    """Let another run plan the job; after `max_attempts` of them the job fails."""
+    job.lease_owner = None
+    job.lease_expires = time.time() + delay if delay else None
+    if job.attempt >= job.max_attempts:
+        fail_plan(job, code, message)
+
+
+def fail_plan(job: Job, code: str, message: str, retryable: bool = True) -> None:
+    job.lease_owner = job.lease_expires = None
+    job.result = {**job.result, "error": {"code": code, "message": message, "retryable": retryable}}

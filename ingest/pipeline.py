@@ -1,0 +1,259 @@
+"""One leased file from its bytes to searchable chunks: fetch, parse, cut, embed, and one commit.
+
+Nothing of a file is visible before the commit, and running a file twice stores it once: the commit belongs
+to the
+lease, and ends the file in the same transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from ingest.commit import Prepared, commit, keep
+from ingest.deletes import delete_documents
+from ingest.files import delete_file, read_file
+from ingest.jobs import advance, lock_job, mark_cancelled, settle
+from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
+from ingest.purge import try_sweep
+from ingest.types import Cut, KVDelete, KVKeys, Parser, SearchIndex
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.schema import Corpus, Document, File, JobFile
+from storage.errors import Cancelled, FileError, NotFound, ObjectMissing, Overloaded, StorageUnavailable
+from storage.types import Chunk, ObjectStore, TextEmbedder
+
+log = structlog.get_logger()
+EMBED_BATCH = 32
+RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
+SOURCE_PURPOSE = "source"  # of files that a sync stored: they go when no document needs them
+
+
+@dataclass(frozen=True)
+class Work:
+    """A file as it was when its run began."""
+
+    row: JobFile
+    document: Document
+    corpus: Corpus
+    file: File | None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The parts that a file passes through. `identity` names the versions of all that shape its chunks:
+    parsers,
+    chunker, tokenizer, model profile, embedder and chunk settings; a change of any makes every file work
+    again."""
+
+    catalogue: Catalogue
+    objects: ObjectStore
+    parser: Parser
+    cut: Cut
+    embedder: TextEmbedder
+    index: SearchIndex
+    kv_keys: KVKeys
+    kv_delete: KVDelete
+    identity: str
+    lease_seconds: float = 60.0
+
+    def process(self, lease: FileLease) -> None:
+        """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
+        try:
+            with Hold(self.catalogue, lease, self.lease_seconds) as hold:
+                self._run(lease, hold)
+        except LeaseLost:
+            log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)
+        except Cancelled as error:
+            message = str(error)
+            self._end(lease, lambda session, row: mark_cancelled(session, row, message))
+        except FileError as error:
+            code, message = error.code, str(error)
+            self._end(lease, lambda session, row: fail(session, row, code, message))
+        except ObjectMissing:
+            self._end(
+                lease, lambda session, row: fail(session, row, "storage_error", "the stored file is gone")
+            )
+        except (StorageUnavailable, Overloaded):
+            self._try_again(lease, "storage_error", "the store did not answer", RETRY_DELAY)
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one file must not stop the others
+            log.error("ingest_fault", job=lease.job_id, file=lease.job_file_id, error=type(error).__name__)
+            self._try_again(lease, "worker_lost", f"the worker failed with {type(error).__name__}", 0.0)
+
+    # --- ends ---
+
+    def _end(self, lease: FileLease, end: Callable[[Session, JobFile], None]) -> None:
+        try:
+            with self.catalogue.write() as session:
+                end(session, owned(session, lease))
+                settle(session, lease.job_id)
+        except LeaseLost:
+            log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)
+
+    def _try_again(self, lease: FileLease, code: str, message: str, delay: float) -> None:
+        def end(session: Session, row: JobFile) -> None:
+            job = lock_job(session, lease.job_id)
+            if job is None or job.status == "cancelling":
+                mark_cancelled(session, row)
+            else:
+                give_back(session, row, job.max_attempts, code, message, delay * 2**row.attempt)
+
+        self._end(lease, end)
+
+    # --- the run ---
+
+    def _run(self, lease: FileLease, hold: Hold) -> None:
+        work = self._load(lease)
+        if work.row.action == "delete":
+            self._delete(lease, work)
+        elif work.row.action == "rename":
+            self._rename(lease, work)
+        else:
+            self._upsert(lease, work, hold)
+
+    def _load(self, lease: FileLease) -> Work:
+        with self.catalogue.read() as session:
+            row = session.get(JobFile, lease.job_file_id)
+            document = session.get(Document, row.document_id) if row is not None else None
+            corpus = session.get(Corpus, document.corpus_id) if document is not None else None
+            if row is None or document is None or corpus is None:
+                raise Cancelled("the document was deleted")
+            return Work(row, document, corpus, session.get(File, row.file_id) if row.file_id else None)
+
+    def _upsert(self, lease: FileLease, work: Work, hold: Hold) -> None:
+        if work.file is None:
+            raise ObjectMissing("the file was deleted")
+        done_hash = self.done_hash(work.file.sha256, work.row.path)
+        if work.document.done_hash == done_hash and self._keep(lease, work.file, done_hash):
+            return
+        new = self._prepare(lease, work, work.file, done_hash, hold)
+        hold.check()
+        with self.catalogue.write() as session:
+            row, document = self._locked(session, lease)
+            corpus = session.get_one(Corpus, document.corpus_id)
+            old_file = document.file_id
+            commit(session, self.index, row, document, corpus, new)
+            settle(session, lease.job_id)
+        self._clean_up(lease.tenant_id, old_file, work.file.id)
+
+    def done_hash(self, sha256: str, path: str) -> str:
+        """What a document's chunks depend on: its content, its name (which chooses the parser), and our
+        versions."""
+        suffix = path.rsplit("/", 1)[-1].rpartition(".")[2].lower()
+        return hashlib.sha256(json.dumps([sha256, suffix, self.identity]).encode()).hexdigest()
+
+    def _keep(self, lease: FileLease, file: File, done_hash: str) -> bool:
+        """End the file without any work if its document is up to date, whatever else happened since it was
+        read."""
+        with self.catalogue.write() as session:
+            row, document = self._locked(session, lease)
+            if document.done_hash != done_hash:
+                return False
+            old_file = document.file_id
+            keep(session, row, document, session.get_one(Corpus, document.corpus_id), file)
+            settle(session, lease.job_id)
+        self._clean_up(lease.tenant_id, old_file, file.id)
+        return True
+
+    def _prepare(self, lease: FileLease, work: Work, file: File, done_hash: str, hold: Hold) -> Prepared:
+        data = read_file(self.objects, file)
+        self._stage(lease, "extract", hold)
+        parsed = self.parser.parse(data, work.row.path)
+        self._stage(lease, "chunk", hold)
+        chunks = list(self.cut(parsed))
+        if not chunks:
+            raise FileError("the file holds no text", code="no_text_extracted")
+        self._stage(lease, "embed", hold)
+        vectors = self._embed(chunks, hold)
+        good = [(chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True) if vector is not None]
+        if not good:
+            raise FileError("no chunk of the file could be embedded", code="embedding_failed")
+        kept = [chunk for chunk, _ in good]
+        keys = self.kv_keys([chunk.token_ids for chunk in kept], work.corpus.sharing_group)
+        return Prepared(
+            file=file,
+            done_hash=done_hash,
+            chunks=kept,
+            vectors=[vector for _, vector in good],
+            kv_keys=keys,
+            skipped=len(chunks) - len(good),
+            warnings=parsed.warnings,
+        )
+
+    def _stage(self, lease: FileLease, stage: str, hold: Hold) -> None:
+        hold.check()
+        with self.catalogue.write() as session:
+            advance(session, lease.job_id, stage)
+
+    def _embed(self, chunks: Sequence[Chunk], hold: Hold) -> list[list[float] | None]:
+        vectors: list[list[float] | None] = []
+        for start in range(0, len(chunks), EMBED_BATCH):
+            hold.check()
+            vectors += self._embed_batch([chunk.text for chunk in chunks[start : start + EMBED_BATCH]])
+        return vectors
+
+    def _embed_batch(self, texts: Sequence[str]) -> list[list[float] | None]:
+        """One vector per text, None for one that the embedder cannot take: it fails alone, not its whole
+        batch."""
+        try:
+            vectors = self.embedder.embed(texts)
+        except Exception as error:  # noqa: BLE001 - one text's fault stays with that text
+            log.warning("embedding_failed", texts=len(texts), error=type(error).__name__)
+            if len(texts) == 1:
+                return [None]
+            half = len(texts) // 2
+            return [*self._embed_batch(texts[:half]), *self._embed_batch(texts[half:])]
+        return [vector if all(map(math.isfinite, vector)) else None for vector in vectors]
+
+    def _rename(self, lease: FileLease, work: Work) -> None:
+        """Move a document to its new path; its chunks stay as they are."""
+        with self.catalogue.write() as session:
+            row, document = self._locked(session, lease)
+            taken = select(Document.id).where(
+                Document.corpus_id == document.corpus_id, Document.path == row.path
+            )
+            if session.scalars(taken.where(Document.id != document.id)).first() is not None:
+                raise FileError("another document has taken the new path", code="invalid_file")
+            document.path = row.path
+            finish(session, row, "done")
+            settle(session, lease.job_id)
+
+    def _delete(self, lease: FileLease, work: Work) -> None:
+        with self.catalogue.write() as session:
+            row, document = self._locked(session, lease)
+            delete_documents(session, self.index, [document.id])
+            finish(session, row, "done")
+            settle(session, lease.job_id)
+        self._clean_up(lease.tenant_id, work.document.file_id, None)
+
+    def _locked(self, session: Session, lease: FileLease) -> tuple[JobFile, Document]:
+        """The file and its document, locked for the commit. Raises Cancelled if it must not be."""
+        row = owned(session, lease)
+        job = lock_job(session, lease.job_id)
+        if job is None or job.status == "cancelling":
+            raise Cancelled("the job was cancelled")
+        document = session.get(Document, row.document_id, with_for_update=True, populate_existing=True)
+        if document is None:
+            raise Cancelled("the document was deleted")
+        return row, document
+
+    def _clean_up(self, tenant_id: str, old_file: str, new_file: str | None) -> None:
+        """Delete what the commit left without a use: KV objects, and the old content if a sync had stored
+        it."""
+        try_sweep(self.catalogue, self.kv_delete)
+        if old_file == new_file:
+            return
+        with self.catalogue.read() as session:
+            file = session.get(File, old_file)
+        if file is None or file.purpose != SOURCE_PURPOSE:
+            return
+        try:
+            delete_file(self.catalogue, self.objects, tenant_id, old_file)
+        except (NotFound, StorageUnavailable):
+            log.info("source_file_kept", file=old_file)

@@ -1,0 +1,38 @@
+"""What ingest is handed by the wiring: small protocols, so that this room knows no index, model or
+embedder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sqlalchemy.orm import Session
+
+from storage.types import Chunk, ParsedDocument
+
+# Object keys of chunks in a sharing group; None where the chunk gets no stored KV.
+KVKeys = Callable[[Sequence[tuple[int, ...]], str], Sequence[str | None]]
+# Removes stored KV objects from every tier; absent ones are no error. Raises StorageUnavailable.
+KVDelete = Callable[[Sequence[str]], None]
+Cut = Callable[[ParsedDocument], Sequence[Chunk]]
+# Tells the workers of a queue ("ingest" or "precompute") that rows wait. A bell that is not heard is rung
+# again.
+Ring = Callable[[str], None]
+
+
+class Parser(Protocol):
+    def parse(self, data: bytes, name: str) -> ParsedDocument:
+        """Raises FileError."""
+        ...
+
+
+class SearchIndex(Protocol):
+    """Both indexes of a corpus. Both methods take part in the caller's transaction."""
+
+    def add(self, session: Session, corpus_id: str, rows: Sequence[tuple[int, str, Sequence[float]]]) -> None:
+        """Make chunks searchable: (chunk id, text, unit vector). Their rows are in the session already."""
+        ...
+
+    def remove(self, session: Session, chunk_ids: Sequence[int]) -> None:
+        """Make chunks unsearchable, before their rows are deleted."""
+        ...

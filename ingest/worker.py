@@ -1,0 +1,118 @@
+"""The ingest worker's loop: plan a job or claim a file, bring it to its end, and look again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from ingest.jobs import lock_job, settle
+from ingest.leases import (
+    FileLease,
+    LeaseLost,
+    claim_file,
+    claim_plan,
+    fail_plan,
+    give_back_plan,
+    renew_plan,
+)
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.lease import Heartbeat
+from storage.catalogue.schema import Job
+from storage.errors import FILE_ERROR_CODES, Cancelled, Overloaded, PrereadError, StorageUnavailable
+
+log = structlog.get_logger()
+PLAN_DELAY = 5.0  # seconds until a plan is tried again whose store did not answer
+
+
+class Process(Protocol):
+    def process(self, lease: FileLease) -> None: ...
+
+
+class Planner(Protocol):
+    def plan(self, job: Job) -> None:
+        """Find out the files of a leased sync job, and store them with it."""
+        ...
+
+
+@dataclass
+class IngestWorker:
+    """Works on files of any tenant in turn. `ring` is called with "precompute" when KV may be owed."""
+
+    catalogue: Catalogue
+    pipeline: Process
+    planner: Planner | None
+    owner: str
+    ring: Callable[[str], None]
+    lease_seconds: float = 60.0
+    _last_tenant: str | None = None
+
+    def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
+        """Work until nothing is due, `stop()` says so, or the time is up; the number of files that were worked on."""
+        return self._drain(None, stop, seconds)
+
+    def run_job(self, job_id: str, stop: Callable[[], bool] = lambda: False) -> int:
+        """Work on one job's files only."""
+        return self._drain(job_id, stop, None)
+
+    def _drain(self, job_id: str | None, stop: Callable[[], bool], seconds: float | None) -> int:
+        until = None if seconds is None else time.monotonic() + seconds
+        files = 0
+        while not stop() and (until is None or time.monotonic() < until):
+            if self._plan_one(job_id):
+                continue
+            if not self._work_one(job_id):
+                break
+            files += 1
+            self.ring("precompute")
+        return files
+
+    def _work_one(self, job_id: str | None) -> bool:
+        lease = claim_file(
+            self.catalogue, self.owner, self.lease_seconds, job_id=job_id, last_tenant=self._last_tenant
+        )
+        if lease is None:
+            return False
+        self._last_tenant = lease.tenant_id
+        self.pipeline.process(lease)
+        return True
+
+    def _plan_one(self, job_id: str | None) -> bool:
+        if self.planner is None:
+            return False
+        job = claim_plan(self.catalogue, self.owner, self.lease_seconds, job_id)
+        if job is None:
+            return False
+        try:
+            with Heartbeat(
+                lambda: renew_plan(self.catalogue, job, self.lease_seconds), self.lease_seconds / 3
+            ):
+                self.planner.plan(job)
+        except LeaseLost:
+            log.info("lease_lost", job=job.id)
+        except Cancelled:
+            self._end_plan(job, lambda row: None)
+        except (StorageUnavailable, Overloaded):
+            message = "the store did not answer"
+            self._end_plan(job, lambda row: give_back_plan(row, "storage_error", message, PLAN_DELAY))
+        except PrereadError as error:
+            code = error.code if error.code in FILE_ERROR_CODES else "storage_error"
+            message = str(error)
+            self._end_plan(job, lambda row: fail_plan(row, code, message))
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one job must not stop the others
+            log.error("plan_fault", job=job.id, error=type(error).__name__)
+            message = f"the worker failed with {type(error).__name__}"
+            self._end_plan(job, lambda row: give_back_plan(row, "worker_lost", message))
+        return True
+
+    def _end_plan(self, job: Job, end: Callable[[Job], None]) -> None:
+        with self.catalogue.write() as session:
+            row = lock_job(session, job.id)
+            if row is None or row.lease_owner != job.lease_owner:
+                return
+            row.lease_owner = row.lease_expires = None
+            end(row)
+            settle(session, row.id)

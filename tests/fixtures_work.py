@@ -1,0 +1,253 @@
+"""A small whole: catalogue, store, index and pipeline, for tests of jobs, syncs, schedules and deletions."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select, update
+
+from ingest.chunker import cut
+from ingest.deletes import Deleter
+from ingest.files import store_file
+from ingest.job_view import view
+from ingest.jobs import JobItem, attach, create_job
+from ingest.pipeline import Pipeline
+from ingest.worker import IngestWorker
+from storage.catalogue.engine import Catalogue, migrate, open_catalogue
+from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, KVObject, Tenant
+from storage.errors import FileError
+from storage.keys import token_bytes
+from storage.types import Block, Chunk, ParsedDocument
+
+
+class WordTokenizer:
+    """One token per word with the blanks before it."""
+
+    def encode(self, text: str) -> list[int]:
+        return [zlib.crc32(piece.encode()) for piece in re.findall(r"\s*\S+|\s+$", text)]
+
+    def offsets(self, text: str) -> list[int]:
+        return [match.start() for match in re.finditer(r"\s*\S+|\s+$", text)]
+
+
+class WordEmbedder:
+    """Unit vectors made of the letters of a text; refuses a batch in which a text says POISON."""
+
+    identity = "letters"
+    dimensions = 8
+    max_tokens = 512
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        if any("POISON" in text for text in texts):
+            raise ValueError("poison")
+        return [self._vector(text) for text in texts]
+
+    def _vector(self, text: str) -> list[float]:
+        counts = [1.0 + sum(1 for c in text if ord(c) % 8 == i) for i in range(8)]
+        length = math.sqrt(sum(c * c for c in counts))
+        return [c / length for c in counts]
+
+
+class ParagraphParser:
+    """One block per paragraph. `parsed` counts the calls; a text may ask for an error, or for any accident."""
+
+    def __init__(self) -> None:
+        self.parsed: list[str] = []
+        self.accident: Callable[[str], None] = lambda name: None
+
+    def parse(self, data: bytes, name: str) -> ParsedDocument:
+        self.parsed.append(name)
+        self.accident(name)
+        text = data.decode()
+        if text.startswith("ERROR "):
+            raise FileError("as asked", code=text.split()[1])
+        spans = [(m.start(), m.end()) for m in re.finditer(r"[^\n]+(?:\n[^\n]+)*", text)]
+        return ParsedDocument(text=text, blocks=tuple(Block("paragraph", a, b) for a, b in spans))
+
+
+def key_of(token_ids: tuple[int, ...], group: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(group.encode() + b"\0" + token_bytes(token_ids)).hexdigest()
+
+
+@dataclass
+class Work:
+    """The parts, and short names for what tests do with them."""
+
+    catalogue: Catalogue
+    objects: Any
+    index: Any
+    parser: ParagraphParser
+    max_tokens: int = 20
+    lease_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        self.deleted: list[str] = []
+        self.rung: list[str] = []
+
+    def delete_kv(self, keys: Sequence[str]) -> None:
+        self.deleted += keys
+
+    def cut(self, parsed: ParsedDocument) -> Sequence[Chunk]:
+        return cut(parsed, WordTokenizer(), max_tokens=self.max_tokens)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return Pipeline(
+            catalogue=self.catalogue,
+            objects=self.objects,
+            parser=self.parser,
+            cut=self.cut,
+            embedder=WordEmbedder(),
+            index=self.index,
+            kv_keys=lambda batch, group: [key_of(tuple(ids), group) for ids in batch],
+            kv_delete=self.delete_kv,
+            identity=f"test-{self.max_tokens}",
+            lease_seconds=self.lease_seconds,
+        )
+
+    @property
+    def deleter(self) -> Deleter:
+        return Deleter(self.catalogue, self.objects, self.index, self.delete_kv)
+
+    def worker(self, owner: str = "w1", planner: Any = None) -> IngestWorker:
+        return IngestWorker(
+            self.catalogue, self.pipeline, planner, owner, self.rung.append, self.lease_seconds
+        )
+
+    def corpus(self, name: str = "c", tenant: str = "t1", **values: Any) -> Corpus:
+        with self.catalogue.write() as session:
+            if session.get(Tenant, tenant) is None:
+                session.add(Tenant(id=tenant, name=tenant, created_at=time.time()))
+                session.flush()
+            corpus = Corpus(
+                id=f"vs_{tenant}_{name}", tenant_id=tenant, name=name, sharing_group=tenant, attributes={},
+                created_at=time.time(), last_active_at=time.time(), **values,
+            )  # fmt: skip
+            session.add(corpus)
+            session.flush()
+        return corpus
+
+    def upload(self, corpus: Corpus, files: dict[str, str | bytes]) -> str:
+        """Queue an ingest job over these files, by path; its id."""
+        stored = {}
+        for path, text in files.items():
+            data = text if isinstance(text, bytes) else text.encode()
+            stored[path] = store_file(self.catalogue, self.objects, corpus.tenant_id, path, data)
+        with self.catalogue.write() as session:
+            own = session.get_one(Corpus, corpus.id)
+            items = []
+            for path, file in stored.items():
+                document = attach(session, own, path, file.id, file.sha256)
+                items.append(JobItem(path, document.id, file.id))
+            job = create_job(
+                session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="ingest", items=items
+            )
+            return job.id
+
+    def ingest(self, corpus: Corpus, files: dict[str, str | bytes]) -> str:
+        """Upload, and work until nothing is left to do but the KV."""
+        job_id = self.upload(corpus, files)
+        self.worker().drain()
+        return job_id
+
+    def compute_kv(self, job_id: str | None = None) -> int:
+        """Stand in for the KV worker: everything pending is done, ten bytes each."""
+        from ingest.jobs import settle_all
+
+        with self.catalogue.write() as session:
+            query = update(KVObject).where(KVObject.status == "pending")
+            done: Any = session.execute(query.values(status="done", bytes=10))
+            settle_all(session)
+            return int(done.rowcount)
+
+    def view(self, job_id: str) -> dict[str, Any]:
+        with self.catalogue.read() as session:
+            return view(session, session.get_one(Job, job_id))
+
+    def chunks(self, corpus: Corpus | None = None, path: str | None = None) -> list[str]:
+        query = select(ChunkRow.text).join(Document, Document.id == ChunkRow.document_id)
+        if corpus is not None:
+            query = query.where(ChunkRow.corpus_id == corpus.id)
+        if path is not None:
+            query = query.where(Document.path == path)
+        with self.catalogue.read() as session:
+            return list(session.scalars(query.order_by(Document.path, ChunkRow.ordinal)))
+
+    def document(self, corpus: Corpus, path: str) -> Document | None:
+        with self.catalogue.read() as session:
+            query = select(Document).where(Document.corpus_id == corpus.id, Document.path == path)
+            return session.scalars(query).first()
+
+    def count(self, table: Any, *where: Any) -> int:
+        with self.catalogue.read() as session:
+            return session.scalar(select(func.count()).select_from(table).where(*where)) or 0
+
+
+class TinyIndex:
+    """Searchable chunk ids in a file-less table of its own."""
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+
+    def add(self, session: Any, corpus_id: str, rows: Sequence[tuple[int, str, Sequence[float]]]) -> None:
+        self.ids.update(row[0] for row in rows)
+
+    def remove(self, session: Any, chunk_ids: Sequence[int]) -> None:
+        self.ids.difference_update(chunk_ids)
+
+
+class TinyStore:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _path(self, name: str) -> Path:
+        return self.folder / name.replace("/", "~")
+
+    def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
+        data = b"".join(parts)
+        self._path(name).write_bytes(data)
+        return len(data)
+
+    def size(self, name: str) -> int | None:
+        path = self._path(name)
+        return path.stat().st_size if path.exists() else None
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        data = self._path(name).read_bytes()[offset : offset + len(buffer)]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def delete(self, name: str) -> bool:
+        path = self._path(name)
+        existed = path.exists()
+        path.unlink(missing_ok=True)
+        return existed
+
+    def list(self, prefix: str) -> Any:
+        return (p.name.replace("~", "/") for p in self.folder.iterdir())
+
+
+def make_work(folder: Path) -> Work:
+    url = f"sqlite:///{folder / 'catalogue.db'}"
+    migrate(url)
+    (folder / "objects").mkdir(exist_ok=True)
+    return Work(open_catalogue(url), TinyStore(folder / "objects"), TinyIndex(), ParagraphParser())
+
+
+def paragraphs(count: int, words: int = 12, tag: str = "p") -> str:
+    """A text of `count` paragraphs that become one chunk each."""
+    return "\n\n".join(" ".join(f"{tag}{i}w{j}" for j in range(words)) for i in range(count))
+
+
