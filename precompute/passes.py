@@ -40,7 +40,7 @@ class PackedPass:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self.kept.append(torch.cat((k, v)))
         sizes = self._lengths
-        parts = zip(q.split(sizes, 2), k.split(sizes, 2), v.split(sizes, 2), strict=True)
+        parts = zip(*(torch.split(x, sizes, 2) for x in (q, k, v)), strict=True)
         each = [attend(qi.contiguous(), ki, vi, scale, causal=True) for qi, ki, vi in parts]
         own = torch.cat([out for out, _ in each], 2), torch.cat([lse for _, lse in each], 2)
         if self._prefix.shape[3] == 0:

@@ -51,6 +51,7 @@ class Reader:
         self.layers = int(config.num_hidden_layers)
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self.stop_ids = frozenset(_end_tokens(self.model.generation_config.eos_token_id, self.tokenizer))
         self._lock = threading.Lock()
         self._prefix: torch.Tensor | None = None
         self._frame: torch.Tensor | None = None
@@ -119,7 +120,7 @@ class Reader:
         self.forward(ids, positions, packed, logits=False)
         kv = torch.stack(packed.kept)
         kv[:, 0] = self.rope.unplace(kv[:, 0], positions)
-        return [part.contiguous() for part in kv.split(lengths, 3)]
+        return [part.contiguous() for part in torch.split(kv, lengths, 3)]
 
     def prefix_kv(self) -> torch.Tensor:
         """KV of frame, filler and label, computed once per process; K at its position."""
@@ -138,6 +139,11 @@ class Reader:
                 self.prefill(kv, self.format.frame)
                 self._frame = kv
             return self._frame
+
+
+def _end_tokens(configured: int | list[int] | None, tokenizer: ReaderTokenizer) -> set[int]:
+    ids = {configured} if isinstance(configured, int) else set(configured or ())
+    return ids | ({tokenizer.template.eos_token_id} - {None})
 
 
 def blending_obstacle(config: Any) -> str | None:

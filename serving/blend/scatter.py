@@ -5,9 +5,13 @@ Key j is visible to row i if and only if pos_j <= pos_i, so that recomputing eve
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import torch
 
 from precompute.attention import attend
+from precompute.reader import PIECE, Reader
+from serving.blend.assembly import Assembly
 
 
 class ScatterPass:
@@ -41,3 +45,28 @@ def causal_mask(positions: torch.Tensor, keys: int, dtype: torch.dtype) -> torch
     """Additive mask [rows, keys]: 0 where key position <= row position, -inf elsewhere."""
     hidden = torch.arange(keys, device=positions.device)[None] > positions[:, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
+
+
+def recompute(
+    reader: Reader, assembly: Assembly, positions: torch.Tensor, watch: int = 0
+) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
+    """Compute `positions` (sorted, unique, ending with the prompt's last) in pieces; yields between them.
+
+    Returns the last row's logits [vocab] and the attention [keys] that the last `watch` rows paid. Ascending pieces are
+    exact, since no row needs a later one."""
+    stored = sum(int(((positions >= a) & (positions < b)).sum()) for a, b in assembly.spans)
+    assembly.recomputed_token_layers += stored * reader.layers
+    pieces = torch.split(positions, PIECE)
+    for piece in pieces[:-1]:
+        reader.forward(assembly.ids[piece], piece, ScatterPass(assembly.kv, piece), logits=False)
+        yield
+    last = pieces[-1]
+    final = ScatterPass(assembly.kv, last, min(watch, len(last)))
+    logits = reader.forward(assembly.ids[last], last, final)
+    assert logits is not None
+    return logits, final.attention
+
+
+def union(*positions: torch.Tensor) -> torch.Tensor:
+    """Sorted union of position sets."""
+    return torch.unique(torch.cat(positions))

@@ -1,0 +1,68 @@
+"""The prompt plan: which chunks and turns fit, in token ids, before any KV is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precompute.frame import PromptFormat, Turn
+from serving.engine.types import Message
+from storage.errors import UserError
+from storage.types import RetrievedChunk
+
+
+@dataclass(frozen=True)
+class PromptPlan:
+    """frame | (label, chunk)* | tail. Without chunks the prompt is `tail` alone, with no frame."""
+
+    frame: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]
+    chunks: tuple[RetrievedChunk, ...]
+    tail: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return (
+            len(self.frame) + sum(map(len, self.labels)) + sum(len(c.token_ids) for c in self.chunks) + len(self.tail)
+        )
+
+
+def plan_prompt(
+    fmt: PromptFormat, messages: Sequence[Message], chunks: Sequence[RetrievedChunk], max_model_len: int, max_tokens: int
+) -> PromptPlan:
+    """Fit the prompt beside `max_tokens` of answer: the lowest-ranked chunks go first, then the oldest turns.
+
+    Raises UserError(code="context_length_exceeded") if the last turn and the system text alone do not fit."""
+    room = max_model_len - max_tokens
+    turns = [Turn(m.role, m.content) for m in messages]
+    kept = list(chunks)
+    while True:
+        plan = _plan(fmt, turns, kept, grounded=bool(chunks))
+        if plan.tokens <= room:
+            return plan
+        if kept:
+            kept = kept[:-1]
+        elif not _drop_oldest(turns):
+            raise UserError(
+                f"the prompt needs {plan.tokens} tokens and {max_tokens} are reserved for the answer, but the model takes "
+                f"{max_model_len}: shorten the question or lower max_tokens",
+                code="context_length_exceeded",
+            )
+
+
+def _plan(fmt: PromptFormat, turns: Sequence[Turn], chunks: Sequence[RetrievedChunk], grounded: bool) -> PromptPlan:
+    if not grounded:
+        return PromptPlan((), (), (), tuple(fmt.plain(turns)))
+    labels = tuple(tuple(fmt.label(n)) for n in range(1, len(chunks) + 1))
+    return PromptPlan(tuple(fmt.frame), labels, tuple(chunks), tuple(fmt.tail(turns)))
+
+
+def _drop_oldest(turns: list[Turn]) -> bool:
+    """Remove the oldest spoken turn, and the answer that followed it; False if only the last one is left."""
+    spoken = [i for i, t in enumerate(turns) if t.role != "system"]
+    if len(spoken) < 2:
+        return False
+    del turns[spoken[0]]
+    if spoken[1] - 1 < len(turns) - 1 and turns[spoken[1] - 1].role == "assistant":
+        del turns[spoken[1] - 1]
+    return True
