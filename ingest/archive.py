@@ -36,7 +36,7 @@ _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EO
 
 @dataclass(frozen=True)
 class Caps:
-    """What an archive may hold. `total_bytes` counts every byte unpacked, also of members that are skipped."""
+    """What an archive may hold. `total_bytes` counts every byte unpacked, skipped ones too."""
 
     entries: int = 10_000
     total_bytes: int = 1 << 30
@@ -60,7 +60,7 @@ class Skipped:
 
 
 def is_archive(data: bytes, name: str) -> bool:
-    """Whether these bytes are an archive that `expand` opens (or refuses as nested), and no office document."""
+    """Whether these bytes are an archive (one that `expand` opens, or another) and no office document."""
     if name.lower().endswith(_DOCUMENTS):
         return False
     return data.startswith(_ARCHIVE_MAGIC) or data[_TAR_MAGIC] == b"ustar"
@@ -69,7 +69,7 @@ def is_archive(data: bytes, name: str) -> bool:
 def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Iterator[Extracted | Skipped]:
     """The files of an archive in its order, and what was skipped. Holds one file in memory at a time.
 
-    Raises FileError: `archive_limit` over a cap, `invalid_file` if damaged, `unsupported_file` if no zip or tar.
+    Raises FileError: `archive_limit` over a cap, `invalid_file` if damaged, `unsupported_file` if neither.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     budget = _Budget(caps or Caps())

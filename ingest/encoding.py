@@ -64,19 +64,24 @@ def unmarked_wide(data: bytes) -> str | None:
     head = data[:_SAMPLE]
     if b"\0" not in head:
         return None
-    for encoding in _UNMARKED_WIDE:
-        width = 2 if "16" in encoding else 4
-        if len(data) % width:
-            continue
-        # A sample may end inside a surrogate pair: an incremental decoder leaves such a half undecoded.
-        decoder = codecs.getincrementaldecoder(encoding)("strict")
-        try:
-            sample = decoder.decode(head[: len(head) // width * width])
-        except UnicodeDecodeError:
-            continue
-        if sample and all(_is_ordinary(character) for character in sample) and _is_uniform(sample):
-            return encoding
-    return None
+    found = [(sample, encoding) for encoding in _UNMARKED_WIDE if (sample := _sample(data, encoding))]
+    # Read the wrong way round, ASCII turns into rare but real characters: the reading with more of it is right.
+    best = max(found, key=lambda pair: sum(map(str.isascii, pair[0])) / len(pair[0]), default=None)
+    return best[1] if best is not None else None
+
+
+def _sample(data: bytes, encoding: str) -> str:
+    """The beginning of `data` read in this encoding; "" if it makes no text."""
+    width = 2 if "16" in encoding else 4
+    if len(data) % width:
+        return ""
+    # A sample may end inside a surrogate pair: an incremental decoder leaves such a half undecoded.
+    decoder = codecs.getincrementaldecoder(encoding)("strict")
+    try:
+        sample = decoder.decode(data[: min(len(data), _SAMPLE)])
+    except UnicodeDecodeError:
+        return ""
+    return sample if all(map(_is_ordinary, sample)) and _is_uniform(sample) else ""
 
 
 def _is_ordinary(character: str) -> bool:

@@ -1,8 +1,8 @@
 """Parsing in child processes: a file that crashes, hangs or swells a parser costs that file and nothing else.
 
-A child is a plain interpreter that has imported the parsers, and serves one file after another over its pipes.
-It sees none of this process's settings: no database, no keys. It is replaced when it dies, when it is killed for
-its time, and after a number of files, so that what leaks in a parser does not add up.
+A child is a plain interpreter that has imported the parsers, and serves one file after another over pipes.
+It sees none of this process's settings: no database, no keys. It is replaced when it dies, when it is killed
+for its time, and after a number of files, so that what leaks in a parser does not add up.
 """
 
 from __future__ import annotations

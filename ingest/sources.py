@@ -1,4 +1,4 @@
-"""Where files come from: a folder on disk, or a git repository at a commit. Both list first and read on demand."""
+"""Where files come from: a folder on disk, or a git repository at a commit. Both list first, then read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import url2pathname
 
 from ingest.detect import HEAD, is_binary
 from storage.errors import FileError, UserError
@@ -53,7 +54,7 @@ class FolderSource:
         return sorted(entries, key=lambda entry: entry.path)
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file of the manifest. Raises FileError if it has gone or is no longer a plain file."""
+        """The bytes of a file of the manifest. Raises FileError if it is gone or no longer a plain file."""
         parts = path.split("/")
         if not path or path.startswith("/") or ".." in parts or "\0" in path:
             raise FileError(f"{path!r} is not a path inside the folder.", code="invalid_file")
@@ -134,7 +135,7 @@ class GitSource:
     """The files of a local git repository at one commit, read from its objects: no checkout, no network."""
 
     def __init__(self, repository: str | Path, ref: str = "HEAD", *, file_bytes: int = FILE_BYTES) -> None:
-        self._repository = os.path.abspath(os.fspath(repository))
+        self._repository = _local(os.fspath(repository))
         self._cap = file_bytes
         self._objects: dict[str, str] = {}
         self.skipped: list[Left] = []
@@ -209,6 +210,16 @@ class GitSource:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UserError(f"git could not be run: {error}") from error
         return done.stdout
+
+
+def _local(repository: str) -> str:
+    """The path of a repository given as a path or a file URL."""
+    scheme, separator, rest = repository.partition("://")
+    if not separator:
+        return os.path.abspath(repository)
+    if scheme != "file":
+        raise UserError("Only repositories on this machine can be read; clone this one and give its path.")
+    return url2pathname(rest.removeprefix("localhost"))
 
 
 def _git_refusal(mode: bytes, size: bytes, cap: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
@@ -35,7 +35,8 @@ _CONTAINERS = frozenset(
 _DEFINITIONS = _CONTAINERS | frozenset(
     "function_definition function_declaration generator_function_declaration method_definition "
     "method_declaration constructor_declaration function_item struct_item enum_item union_item "
-    "macro_definition type_declaration type_alias_declaration union_specifier enum_specifier function_signature_item".split()
+    "macro_definition type_declaration type_alias_declaration union_specifier enum_specifier "
+    "function_signature_item".split()
 )
 # Nodes around a definition, and where in them it stands.
 _WRAPPERS = frozenset({"decorated_definition", "export_statement", "template_declaration", "declaration"})
@@ -75,25 +76,24 @@ class _CodeOutline:
     ) -> None:
         """Blocks for [start, end): a definition reaches from its comments to its last line."""
         position = start
+        between: list[Node] = []  # since the last definition
         prelude: Node | None = None  # the first of the comments and attributes directly above
-        for before, node in pairwise([None, *nodes]):
-            assert node is not None
+        for before, node in zip([None, *nodes], nodes, strict=False):
+            touching = before is not None and _touches(before, node)
             if _PRELUDE.search(node.type):
-                touching = before is not None and _touches(before, node)
                 prelude = prelude if prelude is not None and touching else node
-                continue
-            definition = _definition_in(node)
-            if definition is not None:
-                first = (
-                    prelude if prelude is not None and before is not None and _touches(before, node) else node
-                )
+            elif (definition := _definition_in(node)) is not None:
+                first = prelude if prelude is not None and touching else node
                 begin = max(position, self._line_start(first.start_byte))
-                self._code(nodes, position, begin, path, header)
                 stop = min(end, self._line_end(node.end_byte))
+                self._code(between, position, begin, path, header)
                 self._definition(definition, begin, stop, path, header, depth)
-                position = max(position, stop)
-            prelude = None
-        self._code(nodes, position, end, path, header)
+                position, prelude, between = max(begin, stop), None, []
+                continue
+            else:
+                prelude = None
+            between.append(node)
+        self._code(between, position, end, path, header)
 
     def _definition(
         self, node: Node, start: int, end: int, path: tuple[str, ...], header: str, depth: int
@@ -105,9 +105,8 @@ class _CodeOutline:
             own = (*path, name) if node.type in _CONTAINERS and (name := _name_of(node)) else path
             self._add("definition", start, end, own, header, _statements(node, self.raw))
             return
-        line = (
-            self.raw[node.start_byte : body.start_byte].decode("utf-8", "replace").strip().rstrip("{").strip()
-        )
+        begin = self.raw.rfind(b"\n", 0, node.start_byte) + 1  # with "export" or "public" before it
+        line = self.raw[begin : body.start_byte].decode("utf-8", "replace").strip().rstrip("{").strip()
         inner = "\n".join(part for part in (header, " ".join(line.split())) if part)
         within = (*path, _name_of(node) or " ".join(line.split())[:80])
         # The class line, its docstring and fields: everything up to the first member that is a definition.
@@ -115,7 +114,7 @@ class _CodeOutline:
         self._add("definition", start, first, within, header, _statements(node, self.raw, until=first))
         self.partition([m for m in members if m.start_byte >= first], first, end, within, inner, depth + 1)
 
-    def _code(self, nodes: Iterable[Node], start: int, end: int, path: tuple[str, ...], header: str) -> None:
+    def _code(self, nodes: Sequence[Node], start: int, end: int, path: tuple[str, ...], header: str) -> None:
         inside = [node for node in nodes if start <= node.start_byte < end]
         breaks = sorted({offset for node in inside for offset in _statements(node, self.raw, own=True)})
         self._add("code", start, end, path, header, breaks)

@@ -41,7 +41,7 @@ class HtmlParser:
         title_node = tree.css_first("title")
         title = " ".join(title_node.text().split()) if title_node is not None else ""
         tree.strip_tags(_DROPPED)
-        page = _Page()
+        page = _Page(layout=_layout_tables(tree))
         if tree.body is not None:
             _walk(tree.body, page)
         page.close_list()
@@ -53,6 +53,7 @@ class HtmlParser:
 class _Page:
     """The text written so far, its blocks, and the inline text not yet written."""
 
+    layout: frozenset[int]
     parts: list[str] = field(default_factory=list)
     length: int = 0
     blocks: list[Block] = field(default_factory=list)
@@ -160,7 +161,7 @@ def _enter(node: _Node, page: _Page) -> bool:
         page.close_list()
         _add_preformatted(node.text(), page)
         return False
-    elif tag == "table" and node.css_first("table table") is None:
+    elif tag == "table" and node.mem_id not in page.layout:
         page.close_list()
         _add_table(node, page)
         return False
@@ -209,6 +210,18 @@ def _add_table(table: _Node, page: _Page) -> None:
     if caption is not None:
         page.add("paragraph", " ".join(caption.text(separator=" ").split()))
     page.add("table", "\n".join(rows), header="\n".join(rows[:headers]), breaks=_line_starts(rows)[headers:])
+
+
+def _layout_tables(tree: LexborHTMLParser) -> frozenset[int]:
+    """Tables around other tables: they place things on the page, and their cells are read as plain blocks."""
+    found: set[int] = set()
+    for inner in tree.css("table table"):
+        outer = inner.parent
+        while outer is not None and outer.tag != "table":
+            outer = outer.parent
+        if outer is not None:
+            found.add(outer.mem_id)
+    return frozenset(found)
 
 
 def _rows(table: _Node) -> Iterator[_Node]:

@@ -1,0 +1,61 @@
+"""One text is one text, in whatever encoding an editor saved it."""
+
+from __future__ import annotations
+
+import codecs
+import random
+
+import pytest
+
+from ingest.encoding import decode
+from ingest.parsers import parse
+from storage.errors import FileError
+
+TEXT = "Zürich — 価格は10円。\nSecond line, “quoted”.\nТретья строка.\n"
+ENCODED = {
+    "utf-8": TEXT.encode("utf-8"),
+    "utf-8 with mark": codecs.BOM_UTF8 + TEXT.encode("utf-8"),
+    "utf-16-le with mark": codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"),
+    "utf-16-be with mark": codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"),
+    "utf-32-le with mark": codecs.BOM_UTF32_LE + TEXT.encode("utf-32-le"),
+    "utf-32-be with mark": codecs.BOM_UTF32_BE + TEXT.encode("utf-32-be"),
+    "utf-16-le bare": TEXT.encode("utf-16-le"),
+    "utf-16-be bare": TEXT.encode("utf-16-be"),
+    "windows line ends": TEXT.replace("\n", "\r\n").encode("utf-8"),
+    "utf-16 from a windows editor": codecs.BOM_UTF16_LE + TEXT.replace("\n", "\r\n").encode("utf-16-le"),
+}
+
+
+@pytest.mark.parametrize("data", ENCODED.values(), ids=ENCODED.keys())
+def test_one_text_is_the_same_in_every_unicode_encoding(data: bytes) -> None:
+    assert decode(data) == TEXT
+    assert parse(data, "note.txt").text == TEXT
+
+
+def test_chinese_in_the_old_encoding_is_read() -> None:
+    text = "第一条 为了保护合同当事人的合法权益，维护社会经济秩序，制定本法。\n" * 4
+    assert decode(text.encode("gb18030")) == text
+
+
+def test_western_text_of_old_windows_is_read() -> None:
+    text = "Die Straße nach Köln führt über Düsseldorf; dort gibt es schöne Gärten und große Plätze.\n" * 3
+    assert decode(text.encode("cp1252")) == text
+
+
+def test_an_encoding_the_document_names_is_believed_before_a_guess() -> None:
+    assert decode("naïve café".encode("cp1252"), "windows-1252") == "naïve café"
+    assert decode("naïve café".encode(), "windows-1252") == "naïve café"
+    assert decode("naïve café".encode("cp1252"), "no-such-encoding")
+
+
+def test_noise_is_refused_and_never_becomes_an_empty_success() -> None:
+    noise = random.Random(7).randbytes(5000).replace(b"\0", b"\x01")
+    with pytest.raises(FileError) as caught:
+        decode(noise)
+    assert caught.value.code == "encoding_unknown"
+
+
+@pytest.mark.parametrize("text", ["Short ascii.", "中文。\nabc", "emoji 😀 beyond the first plane\n" * 400])
+def test_unmarked_utf_16_is_found_by_its_nuls(text: str) -> None:
+    assert decode(text.encode("utf-16-le")) == text
+    assert decode(text.encode("utf-16-be")) == text

@@ -1,0 +1,150 @@
+"""Files that crash, hang or swell their parser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ingest import isolate
+from ingest.isolate import ParserPool, parse_isolated
+from ingest.parser_child import document_of, document_to
+from ingest.parsers import parse
+from storage.errors import FileError
+
+SELF_REFERRING = b"""%PDF-1.4
+1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj
+2 0 obj<</Type/Pages/Kids[2 0 R 2 0 R]/Count 2>>endobj
+trailer<</Root 1 0 R>>
+"""
+SLOW = b"<div>" * 120_000  # unclosed elements: the time grows with the square of their number
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ParserPool]:
+    with ParserPool() as made:
+        yield made
+
+
+def child_of(pool: ParserPool) -> subprocess.Popen[bytes]:
+    process = pool._all[0]._process
+    assert process is not None
+    return process
+
+
+def test_a_document_comes_back_as_the_parser_made_it(pool: ParserPool) -> None:
+    data = "# Ünïcode 😀\n\ntext\n\n| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\x1f".encode()
+    assert pool.parse(data, "a.md") == parse(data, "a.md")
+    assert document_of(document_to(parse(data, "a.md"))) == parse(data, "a.md")
+
+
+def test_a_name_of_any_bytes_reaches_the_parser(pool: ParserPool) -> None:
+    assert pool.parse(b"x = 1", os.fsdecode(b"caf\xe9\xff/\xe4.py")).text == "x = 1"
+
+
+def test_a_refusal_in_the_child_keeps_its_code_and_message(pool: ParserPool) -> None:
+    with pytest.raises(FileError) as here:
+        parse(b"\x7fELF", "a")
+    with pytest.raises(FileError) as there:
+        pool.parse(b"\x7fELF", "a")
+    assert (there.value.code, str(there.value)) == (here.value.code, str(here.value))
+
+
+def test_a_file_that_takes_too_long_is_stopped_and_the_next_one_is_read() -> None:
+    with ParserPool(wall_s=1.5) as pool:
+        pool.parse(b"warm", "a.txt")
+        begun = time.monotonic()
+        with pytest.raises(FileError) as caught:
+            pool.parse(SLOW, "a.html")
+        assert caught.value.code == "parser_timeout"
+        assert 1.4 < time.monotonic() - begun < 4
+        assert pool.parse(b"next", "a.txt").text == "next"
+
+
+def test_a_page_tree_that_refers_to_itself_ends_and_the_next_file_is_read(pool: ParserPool) -> None:
+    with pytest.raises(FileError) as caught:
+        pool.parse(SELF_REFERRING, "a.pdf")
+    assert caught.value.code in {"parser_timeout", "invalid_file"}
+    assert pool.parse(b"next", "a.txt").text == "next"
+
+
+def test_a_child_that_dies_in_a_file_costs_that_file_only() -> None:
+    with ParserPool() as pool:
+        pool.parse(b"warm", "a.txt")
+        killer = threading.Timer(0.3, child_of(pool).kill)
+        killer.start()
+        with pytest.raises(FileError) as caught:
+            pool.parse(SLOW, "a.html")
+        killer.join()
+        assert caught.value.code == "parser_crash"
+        assert pool.parse(b"next", "a.txt").text == "next"
+
+
+def test_a_child_that_died_between_files_costs_none() -> None:
+    with ParserPool() as pool:
+        pool.parse(b"warm", "a.txt")
+        child_of(pool).send_signal(signal.SIGSEGV)
+        child_of(pool).wait()
+        assert pool.parse(b"next", "a.txt").text == "next"
+
+
+def test_a_file_that_needs_too_much_memory_fails_alone() -> None:
+    with ParserPool(memory_bytes=400 << 20) as pool:
+        with pytest.raises(FileError) as caught:
+            pool.parse(b"a\n\n" * 8_000_000, "a.txt")
+        assert caught.value.code == "parser_crash"
+        assert pool.parse(b"next", "a.txt").text == "next"
+
+
+def test_a_child_serves_many_files_and_is_then_replaced() -> None:
+    with ParserPool(files_per_child=3) as pool:
+        seen = []
+        for number in range(7):
+            pool.parse(b"%d" % number, "a.txt")
+            seen.append(child_of(pool).pid)
+        assert len(set(seen[:3])) == len(set(seen[3:6])) == 1
+        assert len(set(seen)) == 3
+
+
+def test_children_work_at_the_same_time_and_none_outlives_the_pool() -> None:
+    with ParserPool(workers=2) as pool:
+        found: list[str] = []
+        threads = [
+            threading.Thread(target=lambda n=n: found.append(pool.parse(b"file %d" % n, "a.txt").text))
+            for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        children = [child._process for child in pool._all if child._process is not None]
+    assert sorted(found) == [f"file {n}" for n in range(8)]
+    assert children
+    assert all(child.returncode is not None for child in children)
+
+
+def test_a_file_larger_than_a_pipe_goes_both_ways(pool: ParserPool) -> None:
+    text = "word " * 1_000_000
+    assert pool.parse(text.encode(), "a.txt").text == text
+
+
+def test_a_child_sees_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREREAD_SECRET", "x")
+    assert not any("PREREAD" in key for key in isolate._environment())
+
+
+def test_a_child_does_not_import_torch() -> None:
+    code = "import sys, ingest.parser_child, ingest.parsers, ingest.isolate; sys.exit('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=isolate._environment(), check=False).returncode == 0
+    )
+
+
+def test_one_file_in_a_child_of_its_own() -> None:
+    assert parse_isolated(b"alone", "a.txt").text == "alone"

@@ -1,0 +1,231 @@
+"""What is a heading, a clause, a list, a table; and which parser a file gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest.detect import detect
+from ingest.parsers import PARSERS, parse
+from storage.errors import FileError
+from storage.types import Block, ParsedDocument
+
+CONTRACT = """SERVICE AGREEMENT
+
+1. Definitions
+
+1.1 "Agreement" means this document and all schedules
+attached to it.
+
+1.2 "Fee" means the amount set out in clause 5.
+
+2. Term
+
+2.1 The term is twelve months.
+
+Article 4 Liability
+
+Section 4.2 shall apply to all claims under this agreement.
+
+As the parties agreed earlier, the cap named in
+Article 5 Fees of this agreement remains in force.
+
+§ 5 Haftung
+
+Die Parteien haften nach dem Gesetz.
+
+第十条 保密
+
+甲方应当保守秘密。
+
+第十一条规定的情形除外。
+"""
+
+
+def texts(document: ParsedDocument, kind: str) -> list[str]:
+    return [document.text[block.start : block.end] for block in document.blocks if block.kind == kind]
+
+
+def block_with(document: ParsedDocument, words: str) -> Block:
+    found = [b for b in document.blocks if words in document.text[b.start : b.end]]
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize("name", ["contract.txt", "contract.md"])
+def test_a_numbered_contract_has_its_headings_and_no_others(name: str) -> None:
+    headings = texts(parse(CONTRACT.encode(), name), "heading")
+    expected = ["1. Definitions", "2. Term", "Article 4 Liability", "§ 5 Haftung", "第十条 保密"]
+    assert [h for h in headings if h != "SERVICE AGREEMENT"] == expected
+
+
+@pytest.mark.parametrize("name", ["contract.txt", "contract.md"])
+def test_a_clause_keeps_its_number_and_body_together(name: str) -> None:
+    document = parse(CONTRACT.encode(), name)
+    clause = block_with(document, "attached to it")
+    assert document.text[clause.start : clause.end].startswith('1.1 "Agreement" means')
+    assert clause.headings[-1] == "1. Definitions"
+    assert block_with(document, "twelve months").headings[-1] == "2. Term"
+
+
+@pytest.mark.parametrize("name", ["contract.txt", "contract.md"])
+@pytest.mark.parametrize("words", ["Section 4.2 shall apply", "Article 5 Fees", "第十一条规定"])
+def test_a_line_that_begins_with_a_cross_reference_is_no_heading(name: str, words: str) -> None:
+    assert block_with(parse(CONTRACT.encode(), name), words).kind == "paragraph"
+
+
+def test_clauses_without_blank_lines_between_are_told_apart() -> None:
+    text = "1. Duties\n1.1 The supplier delivers.\n1.2 The buyer pays\nwithin ten days.\n"
+    document = parse(text.encode(), "a.txt")
+    assert texts(document, "heading") == ["1. Duties"]
+    assert texts(document, "paragraph") == [
+        "1.1 The supplier delivers.",
+        "1.2 The buyer pays\nwithin ten days.",
+    ]
+
+
+def test_deeper_numbers_nest_and_shallower_ones_close() -> None:
+    text = "1. One\n\n1.1 Inner Part\n\nBody a.\n\n2. Two\n\nBody b.\n"
+    document = parse(text.encode(), "a.txt")
+    assert block_with(document, "Body a").headings == ("1. One", "1.1 Inner Part")
+    assert block_with(document, "Body b").headings == ("2. Two",)
+
+
+def test_a_shopping_list_has_no_headings() -> None:
+    document = parse(b"To buy:\n\n1. Milk\n2. Eggs\n3. Bread\n\nThat is all.\n", "a.txt")
+    assert texts(document, "heading") == []
+
+
+def test_years_and_amounts_are_no_headings() -> None:
+    text = "2024 was a good year for the firm.\n\n3.5 million people came.\n\n12 Monkeys ran away, he said.\n\nEnd.\n"
+    assert texts(parse(text.encode(), "a.txt"), "heading") == []
+
+
+def test_underlined_and_capital_lines_are_headings_in_text() -> None:
+    document = parse(b"Title\n=====\n\nIntro.\n\nNEXT PART\n\nMore.\n", "a.txt")
+    assert block_with(document, "More").headings == ("Title", "NEXT PART")
+
+
+MARKDOWN = """---
+title: front
+---
+
+# Guide
+
+Intro *text*.
+
+## Steps
+
+- one
+- two
+  - inner
+
+| a | b |
+|---|---|
+| 1 | 2 |
+| 3 | 4 |
+
+```python
+x = 1
+
+# no heading
+y = 2
+```
+
+Setext
+------
+
+> quoted
+"""
+
+
+def test_markdown_structure_is_found_and_its_text_is_the_file() -> None:
+    document = parse(MARKDOWN.encode(), "a.md")
+    assert document.text == MARKDOWN
+    assert [b.kind for b in document.blocks] == [
+        "code", "heading", "paragraph", "heading", "list", "table", "code", "heading", "paragraph",
+    ]  # fmt: skip
+    assert document.title == "Guide"
+    table = block_with(document, "| a | b |")
+    assert table.headings == ("Guide", "Steps")
+    assert table.header == "| a | b |\n|---|---|"
+    assert [document.text[at : at + 5] for at in table.breaks] == ["| 3 |"]
+    assert block_with(document, "quoted").headings == ("Guide", "Setext")
+
+
+def test_code_in_a_fence_may_be_cut_at_its_lines_but_not_beside_the_fence() -> None:
+    document = parse(MARKDOWN.encode(), "a.md")
+    fence = block_with(document, "```")
+    assert [document.text[at:].split("\n")[0] for at in fence.breaks] == ["", "# no heading", "y = 2"]
+
+
+def test_a_table_in_csv_keeps_its_header_with_the_first_row() -> None:
+    document = parse(b"name,age\nann,1\nbob,2\n", "a.csv")
+    (block,) = document.blocks
+    assert (block.kind, block.header) == ("table", "name,age")
+    assert [document.text[at : at + 3] for at in block.breaks] == ["bob"]
+
+
+def test_records_have_no_headings() -> None:
+    assert texts(parse(b"steps:\n\n1. Build\n\n  - x: 1\n", "a.yaml"), "heading") == []
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "parser"),
+    [
+        (b"%PDF-1.7\n", "notes.txt", "pdf"),
+        (b"\n<!DOCTYPE html><p>x", "notes.txt", "html"),
+        (b"\xef\xbb\xbf<html><p>x", "notes", "html"),
+        (b"<p>x", "a.HTM", "html"),
+        (b"# x", "README.md", "markdown"),
+        (b"x = 1", "a.py", "code"),
+        (b"#!/usr/bin/env python3\nx = 1", "tool", "code"),
+        (b"x", "a.unknown", "text"),
+        ("ab".encode("utf-16"), "a.txt", "text"),
+        (b"{}", "a.json", "text"),
+    ],
+)
+def test_content_decides_before_the_name_does(data: bytes, name: str, parser: str) -> None:
+    assert detect(data, name) == parser
+    assert parser in PARSERS
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "code"),
+    [
+        (b"", "a.txt", "empty_file"),
+        (b" \n\t\r\n ", "a.txt", "no_text_extracted"),
+        (b"\xef\xbb\xbf\n", "a.md", "no_text_extracted"),
+        (b"<html><script>x()</script></html>", "a.html", "no_text_extracted"),
+        (b"\x7fELF\x02\x01\0\0\0", "a.txt", "unsupported_file"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "a.md", "unsupported_file"),
+        (b"abc\0\0\0def\x01\0xyz\0", "a.txt", "unsupported_file"),
+        (b"PK\x03\x04rest", "a.txt", "unsupported_file"),
+    ],
+)
+def test_a_file_without_text_says_why(data: bytes, name: str, code: str) -> None:
+    with pytest.raises(FileError) as caught:
+        parse(data, name)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html", "a.py", "a.csv", "a.json"])
+def test_control_markers_come_through_unchanged(name: str) -> None:
+    marks = "<|im_end|> <|im_start|>system [INST] <<SYS>> </s> <|eot_id|>"
+    written = marks.replace("<", "&lt;") if name == "a.html" else marks
+    assert marks in parse(f"# {written}\n".encode(), name).text
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.py", "a.csv", "a.yaml", "a.html", "a.rs"])
+@pytest.mark.parametrize(
+    "sample", [CONTRACT, MARKDOWN, "\n\n  x\n", "\ry\r\rz", "é\x0b\x0c\n\x1cq", "a\0b" * 0 + "q"]
+)
+def test_blocks_are_ordered_apart_and_leave_no_text_out(name: str, sample: str) -> None:
+    document = parse(sample.encode(), name)
+    reached = 0
+    for block in document.blocks:
+        assert reached <= block.start < block.end <= len(document.text)
+        assert not document.text[reached : block.start].strip()
+        assert all(block.start < at < block.end for at in block.breaks)
+        reached = block.end
+    assert not document.text[reached:].strip()
+    assert sorted(a.start for a in document.anchors) == [a.start for a in document.anchors]
