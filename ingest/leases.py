@@ -69,7 +69,7 @@ def claim_file(
 ) -> FileLease | None:
     """Lease the next file: of the tenant whose turn it is, of its oldest job. None if nothing is due."""
     now = time.time()
-    jobs = [Job.status.in_(("queued", "in_progress"))]
+    jobs: list[ColumnElement[bool]] = [Job.status.in_(("queued", "in_progress"))]
     if job_id is not None:
         jobs.append(Job.id == job_id)
     with catalogue.write() as session:

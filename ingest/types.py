@@ -13,7 +13,7 @@ from storage.types import Chunk, ParsedDocument
 # Object keys of chunks in a sharing group; None where the chunk gets no stored KV.
 KVKeys = Callable[[Sequence[tuple[int, ...]], str], Sequence[str | None]]
 # Removes stored KV objects from every tier; absent ones are no error. Raises StorageUnavailable.
-KVDelete = Callable[[Sequence[str]], None]
+KVDelete = Callable[[Sequence[str]], object]
 Cut = Callable[[ParsedDocument], Sequence[Chunk]]
 # Tells the workers of a queue ("ingest" or "precompute") that rows wait. A bell that is not heard is rung
 # again.

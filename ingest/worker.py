@@ -51,7 +51,8 @@ class IngestWorker:
     _last_tenant: str | None = None
 
     def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
-        """Work until nothing is due, `stop()` says so, or the time is up; the number of files that were worked on."""
+        """Work until nothing is due, `stop()` says so, or the time is up; the number of files that were
+        worked on."""
         return self._drain(None, stop, seconds)
 
     def run_job(self, job_id: str, stop: Callable[[], bool] = lambda: False) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from ingest.worker import IngestWorker
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, KVObject, Tenant
 from storage.errors import FileError
+from storage.folder import FolderStore
 from storage.keys import token_bytes
 from storage.types import Block, Chunk, ParsedDocument
 
@@ -59,7 +62,8 @@ class WordEmbedder:
 
 
 class ParagraphParser:
-    """One block per paragraph. `parsed` counts the calls; a text may ask for an error, or for any accident."""
+    """One block per paragraph. `parsed` counts the calls; a text may ask for an error, or for any
+    accident."""
 
     def __init__(self) -> None:
         self.parsed: list[str] = []
@@ -208,46 +212,21 @@ class TinyIndex:
         self.ids.difference_update(chunk_ids)
 
 
-class TinyStore:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def _path(self, name: str) -> Path:
-        return self.folder / name.replace("/", "~")
-
-    def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
-        data = b"".join(parts)
-        self._path(name).write_bytes(data)
-        return len(data)
-
-    def size(self, name: str) -> int | None:
-        path = self._path(name)
-        return path.stat().st_size if path.exists() else None
-
-    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
-        data = self._path(name).read_bytes()[offset : offset + len(buffer)]
-        buffer[: len(data)] = data
-        return len(data)
-
-    def delete(self, name: str) -> bool:
-        path = self._path(name)
-        existed = path.exists()
-        path.unlink(missing_ok=True)
-        return existed
-
-    def list(self, prefix: str) -> Any:
-        return (p.name.replace("~", "/") for p in self.folder.iterdir())
+@cache
+def _empty_catalogue() -> bytes:
+    """A migrated database: copied, which is quicker than to migrate one per test."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        migrate(f"sqlite:///{path}")
+        return path.read_bytes()
 
 
 def make_work(folder: Path) -> Work:
     url = f"sqlite:///{folder / 'catalogue.db'}"
-    migrate(url)
-    (folder / "objects").mkdir(exist_ok=True)
-    return Work(open_catalogue(url), TinyStore(folder / "objects"), TinyIndex(), ParagraphParser())
+    (folder / "catalogue.db").write_bytes(_empty_catalogue())
+    return Work(open_catalogue(url), FolderStore(folder / "objects"), TinyIndex(), ParagraphParser())
 
 
 def paragraphs(count: int, words: int = 12, tag: str = "p") -> str:
     """A text of `count` paragraphs that become one chunk each."""
     return "\n\n".join(" ".join(f"{tag}{i}w{j}" for j in range(words)) for i in range(count))
-
-

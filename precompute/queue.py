@@ -1,0 +1,226 @@
+"""The KV queue's worker: leases owed rows, compiles their chunks in batches, and stores one batch while it
+computes
+the next."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from precompute import rows
+from precompute.rows import Batch
+from precompute.types import Compiler, KVKeys, RecordStore
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.lease import Heartbeat
+from storage.errors import Overloaded, StorageUnavailable
+from storage.types import KVRecord
+
+log = structlog.get_logger()
+RETRY_DELAY = 5.0  # seconds until rows are tried again whose store did not answer
+
+
+@dataclass
+class Throughput:
+    """What this worker has compiled, and how long the compiling alone took."""
+
+    chunks: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class _Computed:
+    batch: Batch
+    tensors: dict[str, torch.Tensor]
+    seconds: float
+    failed: tuple[str, ...]  # by their own fault
+    foreign: tuple[str, ...]  # keys of another model than this worker's
+
+
+class KVQueue:
+    """Computes what is owed. `settled(job_ids)` is called with the jobs that may have ended; `kv_keys`, if
+    given, is
+    asked whether a row belongs to this worker's model at all."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        store: RecordStore,
+        reader: Compiler,
+        owner: str,
+        *,
+        batch_tokens: int = 4096,
+        lease_seconds: float = 60.0,
+        max_attempts: int = rows.MAX_ATTEMPTS,
+        kv_keys: KVKeys | None = None,
+        settled: Callable[[set[str]], None] = lambda job_ids: None,
+    ) -> None:
+        self._catalogue = catalogue
+        self._store = store
+        self._reader = reader
+        self._owner = owner
+        self._batch_tokens = batch_tokens
+        self._lease_seconds = lease_seconds
+        self._max_attempts = max_attempts
+        self._kv_keys = kv_keys
+        self._settled = settled
+        self._held: set[str] = set()
+        self._held_lock = threading.Lock()
+        self._last_tenant: str | None = None
+        self.throughput = Throughput()
+
+    def run_once(self) -> int:
+        """Compute and store one batch; the number of rows that were tried."""
+        with self._heartbeat():
+            batch = self._claim()
+            if batch is None:
+                return 0
+            self._finish(self._compute(batch))
+            return len(batch.rows)
+
+    def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
+        """Work until nothing is due, `stop()` says so, or the time is up; the number of rows that were
+        tried."""
+        until = None if seconds is None else time.monotonic() + seconds
+        tried = 0
+        writing: Future[None] | None = None
+        with self._heartbeat(), ThreadPoolExecutor(1, thread_name_prefix="kv-write") as writer:
+            while not stop() and (until is None or time.monotonic() < until):
+                batch = self._claim()
+                if batch is None and writing is not None:
+                    writing.result()  # it may have given rows back
+                    writing = None
+                    continue
+                if batch is None:
+                    break
+                computed = self._compute(batch)
+                if writing is not None:
+                    writing.result()  # one batch at most is kept in memory besides the one being computed
+                writing = writer.submit(self._finish, computed)
+                tried += len(batch.rows)
+            if writing is not None:
+                writing.result()
+        return tried
+
+    def request_repair(self, key: str) -> bool:
+        """Have a stored object computed again that was found damaged or absent."""
+        with self._catalogue.write() as session:
+            return rows.request_repair(session, key)
+
+    # --- leases ---
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._renew, self._lease_seconds / 3)
+
+    def _renew(self) -> None:
+        with self._held_lock:
+            held = set(self._held)
+        if held:
+            with self._catalogue.write() as session:
+                rows.renew(session, held, self._lease_seconds)
+
+    def _claim(self) -> Batch | None:
+        with self._catalogue.write() as session:
+            batch = rows.claim(
+                session, self._owner, self._lease_seconds, self._batch_tokens, self._last_tenant
+            )
+        if batch is None:
+            return None
+        self._last_tenant = batch.tenant_id
+        with self._held_lock:
+            self._held.add(batch.token)
+        return batch
+
+    # --- computing ---
+
+    def _compute(self, batch: Batch) -> _Computed:
+        foreign = self._foreign(batch)
+        mine = [row for row in batch.rows if row.key not in foreign]
+        tensors: dict[str, torch.Tensor] = {}
+        started = time.monotonic()
+        try:
+            if mine:
+                results = self._reader.compile([row.token_ids for row in mine])
+                tensors = {row.key: kv for row, kv in zip(mine, results, strict=True)}
+        except Exception as error:  # noqa: BLE001 - one chunk's fault must not fail the chunks beside it
+            log.warning("compile_failed", chunks=len(mine), error=type(error).__name__)
+            tensors = self._one_by_one(batch, foreign) if len(mine) > 1 else {}
+        seconds = time.monotonic() - started
+        self.throughput.chunks += len(tensors)
+        self.throughput.tokens += sum(len(row.token_ids) for row in mine if row.key in tensors)
+        self.throughput.seconds += seconds
+        failed = tuple(row.key for row in mine if row.key not in tensors)
+        return _Computed(batch, tensors, seconds, failed, tuple(foreign))
+
+    def _one_by_one(self, batch: Batch, foreign: set[str]) -> dict[str, torch.Tensor]:
+        tensors = {}
+        for row in batch.rows:
+            if row.key in foreign:
+                continue
+            try:
+                [tensors[row.key]] = self._reader.compile([row.token_ids])
+            except Exception as error:  # noqa: BLE001 - it is tried again, and fails alone
+                log.warning("compile_failed", key=row.key[:12], error=type(error).__name__)
+        return tensors
+
+    def _foreign(self, batch: Batch) -> set[str]:
+        if self._kv_keys is None:
+            return set()
+        foreign = set()
+        for row in batch.rows:
+            [key] = self._kv_keys([row.token_ids], row.sharing_group)
+            if key != row.key:
+                foreign.add(row.key)
+        return foreign
+
+    # --- storing ---
+
+    def _finish(self, computed: _Computed) -> None:
+        """Store a batch's objects, end its rows, and let go of its lease."""
+        batch = computed.batch
+        try:
+            written, unstored, blamed = self._put(computed)
+            with self._catalogue.write() as session:
+                rows.mark_done(session, batch, written, computed.seconds)
+                attempts = self._max_attempts
+                rows.give_back(session, batch, blamed, blame=True, max_attempts=attempts)
+                rows.give_back(
+                    session, batch, unstored, blame=False, delay=RETRY_DELAY, max_attempts=attempts
+                )
+                rows.mark_failed(session, batch, computed.foreign)
+                jobs = rows.waiting_jobs(session, [row.key for row in batch.rows])
+        except (StorageUnavailable, Overloaded) as error:
+            log.warning("kv_batch_lost", chunks=len(batch.rows), error=type(error).__name__)
+            return  # the lease expires, and the rows are computed again
+        finally:
+            with self._held_lock:
+                self._held.discard(batch.token)
+        self._settled(jobs)
+
+    def _put(self, computed: _Computed) -> tuple[dict[str, int], list[str], list[str]]:
+        """Bytes written by key; keys whose store did not answer; keys that failed by their own fault."""
+        written: dict[str, int] = {}
+        blamed = list(computed.failed)
+        by_key = {row.key: row for row in computed.batch.rows}
+        for key, kv in computed.tensors.items():
+            record = KVRecord(key, self._reader.profile, by_key[key].token_ids, kv.cpu())
+            try:
+                written[key] = self._store.put(record)
+            except StorageUnavailable as error:
+                log.warning("kv_store_unavailable", error=type(error).__name__)
+                break  # the others would wait in vain as well
+            except ValueError as error:
+                log.warning("kv_refused", key=key[:12], error=str(error))
+                blamed.append(key)
+        unstored = [key for key in computed.tensors if key not in written and key not in blamed]
+        return written, unstored, blamed

@@ -1,0 +1,217 @@
+"""The KV queue's rows: claimed, renewed, ended, given back and reaped. Every change checks that the lease
+still holds.
+
+On a pending row `lease_expires` is the time before which it is not tried again.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from storage.catalogue.lease import lease_token, rotate
+from storage.catalogue.schema import ChunkRow, Job, JobFile, KVObject
+
+MAX_ATTEMPTS = 3
+MAX_ROWS = 256  # of one batch
+ACTIVE = ("queued", "in_progress", "cancelling")
+
+
+@dataclass(frozen=True)
+class Owed:
+    """One leased row: the KV of these tokens is to be stored under this key."""
+
+    key: str
+    sharing_group: str
+    job_id: str | None
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    token: str
+    tenant_id: str
+    rows: tuple[Owed, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+def _due(now: float) -> list[ColumnElement[bool]]:
+    return [
+        KVObject.status == "pending",
+        or_(KVObject.lease_expires.is_(None), KVObject.lease_expires <= now),
+    ]
+
+
+def has_work(session: Session) -> bool:
+    """Whether a row could be claimed now."""
+    return session.scalars(select(KVObject.key).where(*_due(time.time())).limit(1)).first() is not None
+
+
+def claim(
+    session: Session, owner: str, seconds: float, batch_tokens: int, last_tenant: str | None
+) -> Batch | None:
+    """Lease rows of the tenant whose turn it is, oldest first, up to `batch_tokens` but at least one."""
+    now = time.time()
+    tenant = rotate(
+        session.scalars(select(KVObject.tenant_id).where(*_due(now)).distinct()).all(), last_tenant
+    )
+    if tenant is None:
+        return None
+    query = select(KVObject).where(*_due(now), KVObject.tenant_id == tenant)
+    query = query.order_by(KVObject.created_at, KVObject.key).limit(MAX_ROWS)
+    found = session.scalars(query.with_for_update(skip_locked=True)).all()
+    token = lease_token(owner)
+    texts = _token_ids(session, [row.key for row in found])
+    taken: list[Owed] = []
+    total = 0
+    for row in found:
+        if row.key not in texts:  # its last chunk has gone
+            row.status, row.lease_expires = "purge", None
+            continue
+        if taken and total + row.tokens > batch_tokens:
+            break
+        row.status, row.lease_owner, row.lease_expires = "leased", token, now + seconds
+        taken.append(Owed(row.key, row.sharing_group, row.job_id, texts[row.key]))
+        total += row.tokens
+    return Batch(token, tenant, tuple(taken))
+
+
+def _token_ids(session: Session, keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Token ids by key, from any chunk that refers to it."""
+    query = select(ChunkRow.kv_key, ChunkRow.token_ids).where(ChunkRow.kv_key.in_(keys))
+    return {key: struct.unpack(f"<{len(ids) // 4}I", ids) for key, ids in session.execute(query) if key}
+
+
+def renew(session: Session, tokens: Iterable[str], seconds: float) -> None:
+    """Renew all that these leases hold, and the heartbeats of the jobs behind it."""
+    now = time.time()
+    held = KVObject.lease_owner.in_(list(tokens))
+    jobs = list(session.scalars(select(KVObject.job_id).where(held).distinct()))
+    session.execute(
+        update(KVObject).where(held, KVObject.status == "leased").values(lease_expires=now + seconds)
+    )
+    session.execute(update(Job).where(Job.id.in_(jobs), Job.status.in_(ACTIVE)).values(last_heartbeat_at=now))
+
+
+def mark_done(session: Session, batch: Batch, written: Mapping[str, int], seconds: float) -> None:
+    """End the rows whose objects are stored, and count them in their jobs."""
+    rows = _locked(session, written)
+    counts: dict[str, dict[str, float]] = {}
+    for owed in batch.rows:
+        row = rows.get(owed.key)
+        if row is None or row.status != "leased" or row.lease_owner != batch.token:
+            continue
+        row.status, row.bytes, row.finished_at = "done", written[owed.key], time.time()
+        row.lease_owner = row.lease_expires = None
+        if owed.job_id is not None:
+            count = counts.setdefault(owed.job_id, dict.fromkeys(("chunks", "bytes", "tokens", "seconds"), 0))
+            count["chunks"] += 1
+            count["bytes"] += row.bytes
+            count["tokens"] += row.tokens
+            count["seconds"] += seconds * row.tokens / max(1, batch.tokens)
+    for job_id in sorted(counts):
+        _count(session, job_id, counts[job_id])
+    session.flush()
+    orphans = [owed for owed in batch.rows if owed.key in written and owed.key not in rows]
+    if orphans:
+        _bury(session, batch.tenant_id, orphans)
+
+
+def _bury(session: Session, tenant_id: str, orphans: Sequence[Owed]) -> None:
+    """Have objects deleted again whose rows were purged while they were being computed."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    values = [
+        {
+            "key": owed.key,
+            "tenant_id": tenant_id,
+            "sharing_group": owed.sharing_group,
+            "status": "purge",
+            "tokens": len(owed.token_ids),
+            "bytes": 0,
+            "attempt": 0,
+            "created_at": time.time(),
+        }
+        for owed in orphans
+    ]
+    session.execute(dialect.insert(KVObject).values(values).on_conflict_do_nothing())
+
+
+def _count(session: Session, job_id: str, count: Mapping[str, float]) -> None:
+    """Add to what a job that still runs has computed."""
+    job = session.get(Job, job_id, with_for_update=True, populate_existing=True)
+    if job is None or job.status not in ACTIVE:
+        return
+    before = job.result.get("kv", {})
+    job.result = {**job.result, "kv": {name: before.get(name, 0) + value for name, value in count.items()}}
+    job.last_heartbeat_at = time.time()
+
+
+def give_back(
+    session: Session, batch: Batch, keys: Iterable[str], *, blame: bool, delay: float = 0.0, max_attempts: int
+) -> None:
+    """Let another run try these rows. With `blame` it counts as an attempt, and the last one fails the
+    row."""
+    for row in _locked(session, keys).values():
+        if row.status != "leased" or row.lease_owner != batch.token:
+            continue
+        _return_row(row, blame, delay, max_attempts)
+    session.flush()
+
+
+def _return_row(row: KVObject, blame: bool, delay: float, max_attempts: int) -> None:
+    row.attempt += blame
+    row.lease_owner = None
+    row.status = "failed" if row.attempt >= max_attempts else "pending"
+    row.lease_expires = time.time() + delay if delay and row.status == "pending" else None
+
+
+def mark_failed(session: Session, batch: Batch, keys: Iterable[str]) -> None:
+    """End rows that no attempt can help."""
+    give_back(session, batch, keys, blame=True, max_attempts=0)
+
+
+def _locked(session: Session, keys: Iterable[str]) -> dict[str, KVObject]:
+    query = select(KVObject).where(KVObject.key.in_(list(keys))).order_by(KVObject.key).with_for_update()
+    rows = session.scalars(query.execution_options(populate_existing=True))
+    return {row.key: row for row in rows}
+
+
+def reap(session: Session, max_attempts: int = MAX_ATTEMPTS) -> int:
+    """Return what dead workers held; a row that has killed too many of them has failed. How many rows."""
+    expired = KVObject.status == "leased", KVObject.lease_expires < time.time()
+    rows = session.scalars(select(KVObject).where(*expired).with_for_update(skip_locked=True)).all()
+    for row in rows:
+        _return_row(row, blame=True, delay=0.0, max_attempts=max_attempts)
+    session.flush()
+    return len(rows)
+
+
+def request_repair(session: Session, key: str) -> bool:
+    """Compute a stored object again that was found damaged or absent. False if it is not marked as stored."""
+    changed: Any = session.execute(
+        update(KVObject)
+        .where(KVObject.key == key, KVObject.status == "done")
+        .values(status="pending", attempt=0, job_id=None, lease_owner=None, lease_expires=None)
+    )
+    return bool(changed.rowcount)
+
+
+def waiting_jobs(session: Session, keys: Sequence[str]) -> set[str]:
+    """The jobs that have not ended and have a document with one of these chunks."""
+    query = (
+        select(JobFile.job_id)
+        .join(ChunkRow, ChunkRow.document_id == JobFile.document_id)
+        .join(Job, Job.id == JobFile.job_id)
+        .where(ChunkRow.kv_key.in_(keys), Job.status.in_(ACTIVE))
+    )
+    return set(session.scalars(query.distinct()))

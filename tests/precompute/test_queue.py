@@ -1,0 +1,326 @@
+"""The KV queue: owed rows become stored objects, each once, whatever dies on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from fixtures_work import Work, key_of, paragraphs
+from sqlalchemy import select, update
+
+from ingest.jobs import cancel, settle
+from ingest.purge import sweep
+from precompute import rows
+from precompute.queue import KVQueue
+from storage.catalogue.schema import KVObject
+from storage.errors import StorageUnavailable
+from storage.kvstore import KVStore
+from storage.types import KVProfile, KVRecord, Miss
+
+PROFILE = KVProfile(
+    model="tiny", weights="w", tokenizer="t", frame="f", conditioning="none", codec="raw", dtype="float32",
+    layers=2, kv_heads=1, head_dim=4,
+)  # fmt: skip
+
+
+class TinyReader:
+    """KV made of the token ids themselves. A token id of `poison` makes the whole batch fail, as a real
+    model would."""
+
+    profile = PROFILE
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[int, ...]]] = []
+        self.poison: int | None = None
+
+    def compile(self, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        self.batches.append([tuple(ids) for ids in batch])
+        if any(self.poison in ids for ids in batch):
+            raise RuntimeError("poison")
+        return [
+            torch.tensor(ids, dtype=torch.float32).view(1, 1, 1, -1, 1).expand(2, 2, 1, -1, 4)
+            for ids in batch
+        ]
+
+    @property
+    def compiled(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+
+class Broken:
+    """A store that fails as told, and is a KVStore otherwise."""
+
+    def __init__(self, store: KVStore, error: Exception | None = None) -> None:
+        self.store = store
+        self.error = error
+        self.puts = 0
+        self.before_put: Any = lambda: None
+
+    def put(self, record: KVRecord) -> int:
+        self.puts += 1
+        self.before_put()
+        if self.error is not None:
+            raise self.error
+        return self.store.put(record)
+
+
+@pytest.fixture
+def reader() -> TinyReader:
+    return TinyReader()
+
+
+@pytest.fixture
+def store(work: Work) -> KVStore:
+    return KVStore(work.objects)
+
+
+def make_queue(work: Work, store: Any, reader: TinyReader, owner: str = "kv1", **options: Any) -> KVQueue:
+    def settled(job_ids: set[str]) -> None:
+        with work.catalogue.write() as session:
+            for job_id in job_ids:
+                settle(session, job_id)
+
+    return KVQueue(work.catalogue, store, reader, owner, settled=settled, **options)
+
+
+def statuses(work: Work) -> list[str]:
+    with work.catalogue.read() as session:
+        return sorted(session.scalars(select(KVObject.status)))
+
+
+def test_what_is_owed_is_stored_and_the_job_ends(work: Work, store: KVStore, reader: TinyReader) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(5)})
+    queue = make_queue(work, store, reader)
+    assert queue.drain() == 5
+    shown = work.view(job)
+    assert shown["status"] == "completed"
+    progress = shown["progress"]
+    assert (progress["chunks_total"], progress["chunks_computed"], progress["chunks_reused"]) == (5, 5, 0)
+    with work.catalogue.read() as session:
+        stored = session.scalars(select(KVObject)).all()
+    assert progress["kv_bytes_written"] == sum(row.bytes for row in stored) > 0
+    for row in stored:
+        record = store.get(row.key, PROFILE)
+        assert isinstance(record, KVRecord)
+        assert key_of(record.token_ids, "t1") == row.key
+        assert record.kv[0, 0, 0, :, 0].tolist() == pytest.approx([float(i) for i in record.token_ids])
+    assert queue.throughput.tokens == sum(row.tokens for row in stored)
+    assert queue.throughput.tokens_per_second > 0
+
+
+def test_batches_keep_to_their_size_but_a_long_chunk_still_passes(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(5)})
+    assert make_queue(work, store, reader, batch_tokens=30).drain() == 5
+    assert [len(batch) for batch in reader.batches] == [2, 2, 1]
+    work.ingest(work.corpus("d"), {"b.txt": paragraphs(2, tag="q")})
+    assert make_queue(work, store, reader, batch_tokens=1).drain() == 2
+
+
+def test_one_poison_chunk_fails_only_itself_and_after_three_attempts(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(4)})
+    with work.catalogue.write() as session:
+        batch = rows.claim(session, "look", 60, 10**6, None)
+        assert batch is not None
+        rows.give_back(session, batch, [r.key for r in batch.rows], blame=False, max_attempts=3)
+    reader.poison = batch.rows[1].token_ids[0]
+    make_queue(work, store, reader).drain()
+    assert statuses(work) == ["done", "done", "done", "failed"]
+    assert sum(1 for b in reader.batches if len(b) == 1 and reader.poison in b[0]) == 3
+    shown = work.view(job)
+    assert shown["status"] == "completed_with_errors"
+    assert shown["errors"][0]["code"] == "kv_failed"
+    assert shown["progress"]["chunks_computed"] == 3
+
+
+def test_a_store_that_is_down_is_waited_for_however_long(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(3)})
+    broken = Broken(store, StorageUnavailable("down"))
+    queue = make_queue(work, broken, reader)
+    for _ in range(5):
+        assert queue.run_once() == 3
+        assert queue.run_once() == 0, "not tried again at once"
+        with work.catalogue.write() as session:
+            session.execute(update(KVObject).values(lease_expires=time.time() - 1))
+    assert broken.puts == 5, "after the first refusal the others are not tried"
+    broken.error = None
+    assert queue.run_once() == 3
+    assert work.view(job)["status"] == "completed"
+
+
+def test_an_object_that_the_store_refuses_fails_after_three_attempts(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    work.ingest(work.corpus(), {"a.txt": "one"})
+    broken = Broken(store, ValueError("no"))
+    assert make_queue(work, broken, reader).drain() == 3
+    assert statuses(work) == ["failed"]
+
+
+def test_a_dead_workers_rows_are_reaped_and_the_fourth_time_fails(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
+    for attempt in (1, 2):
+        with work.catalogue.write() as session:
+            assert rows.claim(session, "dead", 0.01, 10**6, None) is not None
+        time.sleep(0.03)
+        with work.catalogue.write() as session:
+            assert rows.reap(session) == 2
+            assert rows.reap(session) == 0, "what waits is not touched"
+        assert work.count(KVObject, KVObject.attempt == attempt, KVObject.status == "pending") == 2
+    with work.catalogue.write() as session:
+        rows.claim(session, "dead", 0.01, 10**6, None)
+    time.sleep(0.03)
+    with work.catalogue.write() as session:
+        rows.reap(session)
+        settle(session, job)
+    assert statuses(work) == ["failed", "failed"]
+    assert work.view(job)["status"] == "completed_with_errors"
+
+
+def test_a_long_batch_keeps_its_lease(work: Work, store: KVStore, reader: TinyReader) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
+    broken = Broken(store)
+
+    def slow() -> None:
+        time.sleep(0.5)
+        with work.catalogue.write() as session:
+            assert rows.reap(session) == 0
+
+    broken.before_put = slow
+    make_queue(work, broken, reader, lease_seconds=0.3).drain()
+    assert reader.compiled == 2
+
+
+def test_who_lost_the_lease_ends_nothing(work: Work, store: KVStore, reader: TinyReader) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": "one"})
+    with work.catalogue.write() as session:
+        stale = rows.claim(session, "slow", 60, 10**6, None)
+        assert stale is not None
+        session.execute(update(KVObject).values(lease_expires=time.time() - 1))
+        rows.reap(session)
+    make_queue(work, store, reader).drain()
+    before = work.view(job)
+    with work.catalogue.write() as session:
+        rows.mark_done(session, stale, {stale.rows[0].key: 7}, 1.0)
+        rows.give_back(session, stale, [stale.rows[0].key], blame=True, max_attempts=1)
+    assert statuses(work) == ["done"]
+    assert work.view(job) == before
+
+
+def test_two_workers_compute_each_chunk_once(work: Work, store: KVStore, reader: TinyReader) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(20)})
+    queues = [make_queue(work, store, reader, f"kv{i}", batch_tokens=30) for i in range(2)]
+    threads = [threading.Thread(target=queue.drain) for queue in queues]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert reader.compiled == 20
+    assert work.view(job)["progress"]["chunks_computed"] == 20
+    assert work.view(job)["status"] == "completed"
+
+
+def test_writing_one_batch_overlaps_computing_the_next(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(3)})
+    broken = Broken(store)
+    second_computed = threading.Event()
+    compile_ = reader.compile
+
+    def watched(batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        if reader.batches:
+            second_computed.set()
+        return compile_(batch)
+
+    reader.compile = watched  # type: ignore[method-assign]
+    broken.before_put = lambda: second_computed.wait(5) or pytest.fail("the next batch waited for the store")
+    make_queue(work, broken, reader, batch_tokens=1).drain()
+    assert statuses(work) == ["done"] * 3
+
+
+def test_a_shared_chunk_is_computed_once_for_both_jobs(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    corpus = work.corpus()
+    first = work.ingest(corpus, {"a.txt": paragraphs(3)})
+    second = work.ingest(corpus, {"b.txt": paragraphs(3)})
+    make_queue(work, store, reader).drain()
+    assert reader.compiled == 3
+    assert {work.view(first)["status"], work.view(second)["status"]} == {"completed"}
+    assert work.view(second)["progress"]["chunks_reused"] == 3
+    third = work.ingest(corpus, {"c.txt": paragraphs(3)})
+    assert work.view(third)["status"] == "completed"
+    assert work.view(third)["progress"]["kv_bytes_reused"] == work.view(first)["progress"]["kv_bytes_written"]
+
+
+def test_a_damaged_object_is_computed_again(work: Work, store: KVStore, reader: TinyReader) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": "one"})
+    queue = make_queue(work, store, reader)
+    queue.drain()
+    before = work.view(job)
+    with work.catalogue.read() as session:
+        [key] = session.scalars(select(KVObject.key))
+    store.delete([key])
+    assert store.get(key, PROFILE) is Miss.ABSENT
+    assert queue.request_repair(key)
+    assert not queue.request_repair(key), "it is owed already"
+    assert not queue.request_repair("0" * 64)
+    queue.drain()
+    assert isinstance(store.get(key, PROFILE), KVRecord)
+    assert work.view(job) == before
+
+
+def test_rows_of_another_model_are_never_stored(work: Work, store: KVStore, reader: TinyReader) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
+    queue = make_queue(work, store, reader, kv_keys=lambda batch, group: ["0" * 64 for _ in batch])
+    queue.drain()
+    assert statuses(work) == ["failed", "failed"]
+    assert reader.compiled == 0
+
+
+def test_a_document_deleted_while_its_kv_is_computed_leaves_no_object(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.txt": "one"})
+    document = work.document(corpus, "a.txt")
+    assert document is not None
+    broken = Broken(store)
+    broken.before_put = lambda: work.deleter.document("t1", document.id)
+    make_queue(work, broken, reader).drain()
+    assert statuses(work) == ["purge"]
+    sweep(work.catalogue, store.delete)
+    assert list(work.objects.list("")) == []
+    assert statuses(work) == []
+
+
+def test_cancel_stops_the_kv_of_its_job(work: Work, store: KVStore, reader: TinyReader) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(4)})
+    queue = make_queue(work, store, reader, batch_tokens=15)
+    queue.run_once()
+    with work.catalogue.write() as session:
+        cancel(session, job)
+    assert work.view(job)["status"] == "cancelled"
+    assert queue.drain() == 0
+    assert reader.compiled == 1
+
+
+def test_tenants_take_turns_in_kv(work: Work, store: KVStore, reader: TinyReader) -> None:
+    work.ingest(work.corpus("big", "t1"), {"a.txt": paragraphs(6)})
+    work.ingest(work.corpus("small", "t2"), {"b.txt": "small one"})
+    queue = make_queue(work, store, reader, batch_tokens=15)
+    queue.run_once()
+    queue.run_once()
+    assert {len(batch[0]) for batch in reader.batches} == {2, 12}
