@@ -1,0 +1,55 @@
+"""The API as one ASGI app, made of its parts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI
+
+from serving.api import (
+    admin,
+    chat,
+    corpora,
+    embeddings,
+    errors,
+    files,
+    health,
+    jobs,
+    models,
+    schedules,
+    vector_store_files,
+    vector_stores,
+)
+from serving.api.metrics import Metrics
+from serving.api.middleware import Authentication, BodyLimit, RequestShell
+from serving.api.parts import ApiParts
+from serving.doors.jobs import count_by_status
+
+ROUTERS = (
+    models,
+    chat,
+    embeddings,
+    files,
+    vector_stores,
+    vector_store_files,
+    corpora,
+    jobs,
+    schedules,
+    admin,
+    health,
+)
+
+
+def build_app(parts: ApiParts) -> FastAPI:
+    """The app over these parts. It starts nothing and closes nothing: the parts are their maker's."""
+    app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
+    app.state.parts = parts
+    app.state.metrics = Metrics(partial(count_by_status, parts.catalogue))
+    errors.install(app)
+    for module in ROUTERS:
+        app.include_router(module.router)
+    # The last one added is the first to see a request.
+    app.add_middleware(Authentication, parts=parts)
+    app.add_middleware(BodyLimit, max_upload_bytes=parts.settings.max_upload_bytes)
+    app.add_middleware(RequestShell, metrics=app.state.metrics)
+    return app

@@ -1,0 +1,61 @@
+"""Where an answer comes from. A citation's quote is exactly its document's text from `start` to `end`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from storage.types import RetrievedChunk
+
+_MARK = re.compile(r"\[(\d{1,4}(?:\s*[,;]\s*\d{1,4})*)\]")
+
+
+def mentions(text: str, count: int) -> dict[int, tuple[int, int]]:
+    """Source number -> span of its first mention, in `[1]` or `[1, 3]`; numbers of no source are left out."""
+    found: dict[int, tuple[int, int]] = {}
+    for mark in _MARK.finditer(text):
+        for number in re.findall(r"\d+", mark[1]):
+            if 1 <= int(number) <= count:
+                found.setdefault(int(number), mark.span())
+    return found
+
+
+def citations(text: str, chunks: Sequence[RetrievedChunk]) -> list[dict[str, Any]]:
+    """All chunks the answer was made from, in label order; `cited` for those its text mentions."""
+    marked = mentions(text, len(chunks))
+    return [_citation(n, chunk, n in marked) for n, chunk in enumerate(chunks, 1)]
+
+
+def _citation(n: int, chunk: RetrievedChunk, cited: bool) -> dict[str, Any]:
+    return {
+        "n": n,
+        "cited": cited,
+        "file_id": chunk.file_id,
+        "document_id": chunk.document_id,
+        "corpus_id": chunk.corpus_id,
+        "filename": chunk.path,
+        "version": chunk.version,
+        "headings": list(chunk.headings),
+        "page_start": chunk.page_start,
+        "page_end": chunk.page_end,
+        "line_start": chunk.line_start,
+        "line_end": chunk.line_end,
+        "start": chunk.start,
+        "end": chunk.end,
+        "quote": chunk.text,
+    }
+
+
+def url_citations(text: str, chunks: Sequence[RetrievedChunk], base_url: str) -> list[dict[str, Any]]:
+    """OpenAI's url_citation for each chunk that the text mentions, at its first mention."""
+    return [
+        {"type": "url_citation", "url_citation": _url_citation(span, chunks[n - 1], base_url)}
+        for n, span in mentions(text, len(chunks)).items()
+    ]
+
+
+def _url_citation(span: tuple[int, int], chunk: RetrievedChunk, base_url: str) -> dict[str, Any]:
+    page = "" if chunk.page_start is None else f"#page={chunk.page_start}"
+    url = f"{base_url}v1/files/{chunk.file_id}/content{page}"
+    return {"start_index": span[0], "end_index": span[1], "title": chunk.path, "url": url}

@@ -1,0 +1,67 @@
+"""/v1/files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, File, Form, Response, UploadFile
+from starlette.datastructures import UploadFile as SentFile
+
+from serving.api.access import LongPage, Parts, Reader, Writer, deleted
+from serving.api.errors import BadParameter
+from serving.doors import files
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+PURPOSES = ("assistants", "user_data", "vision", "batch", "fine-tune", "evals")
+
+
+@router.post("")
+def upload_file(
+    parts: Parts,
+    who: Writer,
+    file: Annotated[UploadFile, File()],
+    purpose: Annotated[str, Form()] = "assistants",
+) -> dict[str, Any]:
+    if purpose not in PURPOSES:
+        raise BadParameter("purpose", f"purpose is one of {', '.join(PURPOSES)}")
+    return files.upload(parts, who, sent_name(file), file.file.read(), purpose)
+
+
+@router.get("")
+def list_files(parts: Parts, who: Reader, page: LongPage, purpose: str | None = None) -> dict[str, Any]:
+    return files.show_all(parts, who, page, purpose)
+
+
+@router.get("/{file_id}")
+def retrieve_file(parts: Parts, who: Reader, file_id: str) -> dict[str, Any]:
+    return files.show(parts, who, file_id)
+
+
+@router.get("/{file_id}/content")
+def retrieve_file_content(parts: Parts, who: Reader, file_id: str) -> Response:
+    data = files.content(parts, who, file_id)
+    name = quote(files.show(parts, who, file_id)["filename"], safe="")
+    # Always a download: an uploaded page must not run under this service's address.
+    headers = {
+        "content-disposition": f"attachment; filename*=UTF-8''{name}",
+        "x-content-type-options": "nosniff",
+        "content-security-policy": "sandbox",
+    }
+    return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+@router.delete("/{file_id}")
+def delete_file(parts: Parts, who: Writer, file_id: str) -> dict[str, Any]:
+    files.remove(parts, who, file_id)
+    return deleted(file_id, "file")
+
+
+def sent_name(file: SentFile) -> str:
+    """The name as the client has it: in a multipart header a quote and line ends travel percent-encoded."""
+    name = file.filename or ""
+    for sent, meant in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
+        name = name.replace(sent, meant)
+    if not name or "\0" in name:
+        raise BadParameter("file", "the file needs a name without NUL characters")
+    return name

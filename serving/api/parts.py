@@ -1,0 +1,39 @@
+"""What the API is made of. `serving.parts` fills it in for a process, tests with small real parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ingest.deletes import Deleter
+from retrieval.search import Retriever
+from serving.engine.types import Engine
+from serving.settings import Settings
+from storage.catalogue.engine import Catalogue
+from storage.kvstore import KVStore
+from storage.types import ObjectStore, TextEmbedder
+
+
+def _well() -> None:
+    """The probe of a part that cannot be away."""
+
+
+@dataclass(frozen=True)
+class ApiParts:
+    """One per process. `ring(queue)` wakes a queue's workers; a lost ring costs time only.
+    `check_broker` and `check_engine` raise when that part does not answer."""
+
+    settings: Settings
+    catalogue: Catalogue
+    objects: ObjectStore
+    kv_store: KVStore
+    deleter: Deleter
+    retriever: Retriever
+    embedder: TextEmbedder
+    engine: Engine
+    ring: Callable[[str], None]
+    secret: bytes
+    clock: Callable[[], float] = time.time
+    check_broker: Callable[[], None] = _well
+    check_engine: Callable[[], None] = _well

@@ -1,0 +1,89 @@
+"""/v1/vector_stores, and the search in them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, field_validator
+
+from serving.api.access import AnyPage, Parts, Reader, Writer
+from serving.doors import batches, corpora, search
+from serving.doors.documents import Wanted
+
+router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"])
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+
+
+class Chunking(BaseModel):
+    """Chunks are cut to the reader model's measure; there is nothing to choose."""
+
+    chunking_strategy: dict[str, Any] | None = None
+
+    @field_validator("chunking_strategy")
+    @classmethod
+    def _auto(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and value.get("type") != "auto":
+            raise ValueError("only the chunking strategy auto is served: leave it out")
+        return value
+
+
+class StoreBody(BaseModel):
+    name: Annotated[str, Field(max_length=256)] | None = None
+    metadata: Metadata | None = None
+    expires_after: dict[str, Any] | None = None
+
+    @field_validator("expires_after")
+    @classmethod
+    def _never(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None:
+            raise ValueError("vector stores do not expire here: delete the store when it is done")
+        return value
+
+
+class NewStoreBody(StoreBody, Chunking):
+    file_ids: Annotated[list[str], Field(max_length=500)] = []
+
+
+class RankingOptions(BaseModel):
+    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class SearchBody(BaseModel):
+    query: str | Annotated[list[str], Field(min_length=1, max_length=20)]
+    max_num_results: Annotated[int, Field(ge=1, le=50)] = 10
+    filters: dict[str, Any] | None = None
+    ranking_options: RankingOptions | None = None
+    rewrite_query: bool = False
+
+
+@router.post("")
+def create_vector_store(parts: Parts, who: Writer, body: NewStoreBody) -> dict[str, Any]:
+    wanted = [Wanted(file_id) for file_id in body.file_ids]
+    return batches.create_store(parts, who, body.name or "", body.metadata or {}, wanted)
+
+
+@router.get("")
+def list_vector_stores(parts: Parts, who: Reader, page: AnyPage) -> dict[str, Any]:
+    return corpora.show_all(parts, who, page)
+
+
+@router.get("/{vector_store_id}")
+def retrieve_vector_store(parts: Parts, who: Reader, vector_store_id: str) -> dict[str, Any]:
+    return corpora.show(parts, who, vector_store_id)
+
+
+@router.post("/{vector_store_id}")
+def update_vector_store(parts: Parts, who: Writer, vector_store_id: str, body: StoreBody) -> dict[str, Any]:
+    return corpora.change(parts, who, vector_store_id, body.name, body.metadata)
+
+
+@router.delete("/{vector_store_id}")
+def delete_vector_store(parts: Parts, who: Writer, vector_store_id: str) -> dict[str, Any]:
+    return corpora.remove(parts, who, vector_store_id)
+
+
+@router.post("/{vector_store_id}/search")
+def search_vector_store(parts: Parts, who: Reader, vector_store_id: str, body: SearchBody) -> dict[str, Any]:
+    threshold = body.ranking_options.score_threshold if body.ranking_options else None
+    return search.show(parts, who, vector_store_id, body.query, body.max_num_results, body.filters, threshold)

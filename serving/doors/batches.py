@@ -1,0 +1,147 @@
+"""Many documents with one job. A file batch is a job, under the job's id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from ingest import jobs
+from ingest.archive import Extracted, Skipped, expand, is_archive
+from ingest.job_view import view
+from ingest.jobs import JobItem, attach, create_job
+from serving.api.parts import ApiParts
+from serving.auth import Principal, audit
+from serving.doors import corpora, documents, files
+from serving.doors.documents import Wanted
+from serving.doors.paging import Page, listing
+from storage.catalogue.schema import Document, Job, JobFile
+from storage.errors import NotFound, UserError
+
+LONGEST_PATH = 4096
+
+
+def create_store(
+    parts: ApiParts, who: Principal, name: str, metadata: dict[str, Any], wanted: Sequence[Wanted]
+) -> dict[str, Any]:
+    """A new vector store with files in it. Raises NotFound, Forbidden."""
+    with parts.catalogue.write() as session:
+        corpus = corpora.add(session, parts, who, name, metadata)
+        if wanted:
+            documents.plan(session, who, corpus, wanted)
+        shown = corpora.shapes(session, [corpus])[0]
+    if wanted:
+        parts.ring("ingest")
+    return shown
+
+
+def add(parts: ApiParts, who: Principal, corpus_id: str, wanted: Sequence[Wanted]) -> dict[str, Any]:
+    """Put files into a vector store with one job. Raises NotFound."""
+    with parts.catalogue.write() as session:
+        job = documents.plan(session, who, corpora.find(session, who, corpus_id), wanted)
+        shown = shape(session, job)
+    parts.ring("ingest")
+    return shown
+
+
+def find(session: Session, who: Principal, corpus_id: str, batch_id: str) -> Job:
+    """A batch by id. Raises NotFound."""
+    corpus = corpora.find(session, who, corpus_id)
+    job = session.get(Job, batch_id)
+    if job is None or job.corpus_id != corpus.id:
+        raise NotFound(f"No file batch {batch_id!r} in vector store {corpus_id!r}")
+    return job
+
+
+def show(parts: ApiParts, who: Principal, corpus_id: str, batch_id: str) -> dict[str, Any]:
+    """One batch. Raises NotFound."""
+    with parts.catalogue.read() as session:
+        return shape(session, find(session, who, corpus_id, batch_id))
+
+
+def show_files(
+    parts: ApiParts, who: Principal, corpus_id: str, batch_id: str, page: Page, status: str | None
+) -> dict[str, Any]:
+    """A page of a batch's files, in the order in which they were given or the reverse."""
+    with parts.catalogue.read() as session:
+        job = find(session, who, corpus_id, batch_id)
+        rows = session.execute(
+            select(JobFile, Document)
+            .join(Document, Document.id == JobFile.document_id)
+            .where(JobFile.job_id == job.id, JobFile.file_id.is_not(None), *files.open_to(who))
+            .order_by(JobFile.id if page.order == "asc" else JobFile.id.desc())
+        ).all()
+    shown = [documents.job_file_shape(row, document) for row, document in rows]
+    shown = [item for item in shown if status in (None, item["status"])]
+    ids = [item["id"] for item in shown]
+    first = ids.index(page.after) + 1 if page.after in ids else 0
+    return listing(shown[first : first + page.limit], len(shown) > first + page.limit)
+
+
+def cancel(parts: ApiParts, who: Principal, corpus_id: str, batch_id: str) -> dict[str, Any]:
+    """Stop a batch; one that has ended stays as it is. Raises NotFound."""
+    with parts.catalogue.write() as session:
+        job = find(session, who, corpus_id, batch_id)
+        jobs.cancel(session, job.id)
+        audit(session, who, "job.cancel", job.id, parts.clock())
+        session.flush()
+        return shape(session, job)
+
+
+def shape(session: Session, job: Job) -> dict[str, Any]:
+    """A job as a file batch: done when every file is searchable or has failed; its stored KV may follow."""
+    found = session.scalars(select(JobFile.status).where(JobFile.job_id == job.id))
+    statuses = [documents.shown_status(status) for status in found]
+    counts = {status: statuses.count(status) for status in corpora.COUNTED}
+    running = "in_progress" if counts["in_progress"] else "completed"
+    return {
+        "id": job.id,
+        "object": "vector_store.file_batch",
+        "created_at": int(job.created_at),
+        "vector_store_id": job.corpus_id,
+        "status": "cancelled" if job.status in ("cancelled", "cancelling") else running,
+        "file_counts": {**counts, "total": len(statuses)},
+    }
+
+
+def upload(
+    parts: ApiParts, who: Principal, corpus_id: str, given: Sequence[tuple[str, BinaryIO]]
+) -> dict[str, Any]:
+    """Keep files, unpack archives, and make each file the document at its path, with one job.
+
+    With the job, and what was left out of archives. Raises NotFound, UserError, StorageUnavailable."""
+    with parts.catalogue.read() as session:
+        corpora.find(session, who, corpus_id)
+    kept, skipped = [], []
+    for item in _unpacked(given):
+        if isinstance(item, Skipped):
+            skipped.append({"path": item.path, "reason": item.reason})
+        else:
+            kept.append((_checked(item.path), files.store(parts, who, item.path, item.data, "assistants")))
+    with parts.catalogue.write() as session:
+        corpus = corpora.find(session, who, corpus_id)
+        items = [
+            JobItem(path, attach(session, corpus, path, file.id, file.sha256).id, file.id)
+            for path, file in kept
+        ]
+        job = create_job(session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=items)
+        shown = view(session, job)
+    parts.ring("ingest")
+    return {**shown, "skipped": skipped}
+
+
+def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[Extracted | Skipped]:
+    for path, stream in given:
+        data = stream.read()
+        if is_archive(data, path):
+            yield from expand(data, path)
+        else:
+            yield Extracted(path, data)
+
+
+def _checked(path: str) -> str:
+    if not path or len(path) > LONGEST_PATH or "\0" in path:
+        raise UserError(f"a path has 1 to {LONGEST_PATH} characters and no NUL")
+    return path

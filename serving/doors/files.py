@@ -1,0 +1,120 @@
+"""Uploaded files. A key sees the files of the documents that it may see, and files that are in no corpus."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import ColumnElement, String, cast, or_, select
+from sqlalchemy.orm import Session
+
+from ingest.files import delete_file, read_file, store_file
+from ingest.jobs import new_id
+from serving.api.parts import ApiParts
+from serving.auth import Principal, audit
+from serving.doors.paging import Page, listing, window
+from storage.catalogue.schema import Document, File
+from storage.errors import NotFound, UserError
+
+
+def find(session: Session, who: Principal, file_id: str) -> File:
+    """A file by id. Raises NotFound."""
+    query = select(File).where(File.id == file_id, *_visible(who))
+    file = session.scalars(query).first()
+    if file is None:
+        raise NotFound(f"No such File object: {file_id!r}")
+    return file
+
+
+def _visible(who: Principal) -> list[ColumnElement[bool]]:
+    placed = select(Document.id).where(Document.file_id == File.id)
+    seen = placed.where(*open_to(who)).exists()
+    return [File.tenant_id == who.tenant_id, seen | ~placed.exists()]
+
+
+def open_to(who: Principal) -> list[ColumnElement[bool]]:
+    """Which documents a principal may see: in its corpora, with no access list or one that names it."""
+    listed = [cast(Document.access, String).contains(f'"{name}"', autoescape=True) for name in who.names]
+    rule = [or_(Document.access.is_(None), *listed)]
+    return rule if who.corpora is None else [*rule, Document.corpus_id.in_(who.corpora)]
+
+
+def store(parts: ApiParts, who: Principal, filename: str, data: bytes, purpose: str) -> File:
+    """Keep an upload. Same bytes and name are the same file, unless the asker may not see that one."""
+    file = store_file(parts.catalogue, parts.objects, who.tenant_id, filename, data, purpose)
+    with parts.catalogue.write() as session:
+        if session.scalars(select(File.id).where(File.id == file.id, *_visible(who))).first() is None:
+            file = _twin(file)
+            session.add(file)
+    return file
+
+
+def _twin(file: File) -> File:
+    return File(
+        id=new_id("file"),
+        tenant_id=file.tenant_id,
+        filename=file.filename,
+        bytes=file.bytes,
+        sha256=file.sha256,
+        purpose=file.purpose,
+        created_at=time.time(),
+    )
+
+
+def upload(parts: ApiParts, who: Principal, filename: str, data: bytes, purpose: str) -> dict[str, Any]:
+    """Keep an upload and show it."""
+    return shape(store(parts, who, filename, data, purpose))
+
+
+def show_all(parts: ApiParts, who: Principal, page: Page, purpose: str | None) -> dict[str, Any]:
+    """A page of files."""
+    with parts.catalogue.read() as session:
+        cursor = find(session, who, page.after) if page.after else None
+        query = select(File).where(*_visible(who))
+        query = query if purpose is None else query.where(File.purpose == purpose)
+        rows, more = window(session, query, File, page, cursor)
+        return listing([shape(row) for row in rows], more)
+
+
+def show(parts: ApiParts, who: Principal, file_id: str) -> dict[str, Any]:
+    """One file. Raises NotFound."""
+    with parts.catalogue.read() as session:
+        return shape(find(session, who, file_id))
+
+
+def content(parts: ApiParts, who: Principal, file_id: str) -> bytes:
+    """The bytes as uploaded. Raises NotFound, StorageUnavailable."""
+    with parts.catalogue.read() as session:
+        file = find(session, who, file_id)
+    return read_file(parts.objects, file)
+
+
+def remove(parts: ApiParts, who: Principal, file_id: str) -> None:
+    """Delete a file and the documents made of it. Raises NotFound, or UserError if others still hold it."""
+    with parts.catalogue.read() as session:
+        find(session, who, file_id)
+        query = select(Document.id).where(Document.file_id == file_id, *open_to(who))
+        documents = session.scalars(query).all()
+    for document_id in documents:
+        parts.deleter.document(who.tenant_id, document_id, raw=False)
+    if not delete_file(parts.catalogue, parts.objects, who.tenant_id, file_id):
+        raise UserError(
+            "This file is still being read into a vector store, or another key's documents need it.",
+            code="file_in_use",
+        )
+    with parts.catalogue.write() as session:
+        audit(session, who, "file.delete", file_id, parts.clock())
+
+
+def shape(file: File) -> dict[str, Any]:
+    """A file as the API shows it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "sha256": file.sha256,
+    }

@@ -1,0 +1,81 @@
+"""Searches in the asker's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from serving.api.parts import ApiParts
+from serving.auth import Principal
+from serving.doors import corpora
+from storage.types import RetrievedChunk
+
+
+def chunks(
+    parts: ApiParts, who: Principal, corpus_ids: Sequence[str], query: str, top_k: int, token_budget: int
+) -> tuple[RetrievedChunk, ...]:
+    """The best chunks for a prompt, best first."""
+    found = parts.retriever.search(
+        tenant_id=who.tenant_id,
+        corpus_ids=corpus_ids,
+        query=query,
+        top_k=top_k,
+        token_budget=token_budget,
+        principals=who.names,
+    )
+    return tuple(found)
+
+
+def show(
+    parts: ApiParts,
+    who: Principal,
+    corpus_id: str,
+    query: str | list[str],
+    top_k: int,
+    filters: dict[str, Any] | None,
+    threshold: float | None,
+) -> dict[str, Any]:
+    """Search results; of several queries, each chunk with its best score. Raises NotFound, UserError."""
+    with parts.catalogue.read() as session:
+        corpora.find(session, who, corpus_id)
+    queries = [query] if isinstance(query, str) else query
+    best: dict[int, RetrievedChunk] = {}
+    for one in queries:
+        for chunk in parts.retriever.search(
+            tenant_id=who.tenant_id,
+            corpus_ids=[corpus_id],
+            query=one,
+            top_k=top_k,
+            principals=who.names,
+            filters=filters,
+            score_threshold=threshold,
+        ):
+            if chunk.chunk_id not in best or best[chunk.chunk_id].score < chunk.score:
+                best[chunk.chunk_id] = chunk
+    ranked = sorted(best.values(), key=lambda chunk: -chunk.score)[:top_k]
+    return {
+        "object": "vector_store.search_results.page",
+        "search_query": queries,
+        "data": [_shape(chunk) for chunk in ranked],
+        "has_more": False,
+        "next_page": None,
+    }
+
+
+def _shape(chunk: RetrievedChunk) -> dict[str, Any]:
+    return {
+        "file_id": chunk.file_id,
+        "filename": chunk.path,
+        "score": chunk.score,
+        "attributes": chunk.attributes,
+        "content": [{"type": "text", "text": chunk.text}],
+        "document_id": chunk.document_id,
+        "version": chunk.version,
+        "headings": list(chunk.headings),
+        "start": chunk.start,
+        "end": chunk.end,
+        "page_start": chunk.page_start,
+        "page_end": chunk.page_end,
+        "line_start": chunk.line_start,
+        "line_end": chunk.line_end,
+    }

@@ -1,0 +1,221 @@
+"""A real server on loopback over small real parts; only the engine is a stand-in, which repeats the question."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+from fixtures_work import ParagraphParser, Work, WordEmbedder
+from sqlalchemy.orm import Session
+
+from retrieval.index import ChunkIndex, open_index
+from retrieval.search import Retriever
+from serving.api.app import build_app
+from serving.api.parts import ApiParts
+from serving.auth import ensure_admin_key
+from serving.engine.types import Delta, GenerateRequest, Generation, Outcome, Report
+from serving.settings import Settings
+from storage.catalogue.engine import migrate, open_catalogue
+from storage.errors import Cancelled
+from storage.folder import FolderStore
+
+SECRET = b"a master secret for tests only, 32 bytes"
+
+
+class EchoGeneration:
+    """Says the first source's label, then the question, a word at a time."""
+
+    def __init__(self, engine: EchoEngine, request: GenerateRequest) -> None:
+        self.engine = engine
+        self.request = request
+        self.outcome: Outcome | None = None
+        self.cancelled_at: float | None = None
+        self._stop = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        engine, request = self.engine, self.request
+        label = "[1] " if request.chunks else ""
+        words = (label + engine.says(request)).split(" ")
+        await self._wait(engine.first_pause)
+        said = []
+        for number, word in enumerate(words):
+            if engine.fail_at == number:
+                raise RuntimeError("secret text of a document")
+            await self._wait(engine.pause)
+            said.append(word if number == 0 else " " + word)
+            yield Delta(said[-1])
+        used = request.chunks
+        prompt = 10 + sum(len(chunk.token_ids) for chunk in used)
+        report = Report(method=request.method, chunks=len(used), tokens_reused=prompt - 10, tokens_computed=10)
+        report.ms = {"first_token": 1.0}
+        self.outcome = Outcome("".join(said), "stop", prompt, len(words), used, report)
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds if seconds else 0.0001)
+        except TimeoutError:
+            return
+        raise Cancelled("stopped")
+
+    def cancel(self) -> None:
+        if self.cancelled_at is None and self.outcome is None:
+            self.cancelled_at = time.monotonic()
+        self._stop.set()
+
+
+@dataclass
+class EchoEngine:
+    """An engine without a model. Tests set its pauses and its troubles."""
+
+    model_id: str = "echo-1"
+    max_model_len: int = 4096
+    full_prefill_reason: str | None = None
+    first_pause: float = 0.0
+    pause: float = 0.0
+    fail_at: int | None = None
+    refuse: Exception | None = None
+    answer: str | None = None
+    requests: list[GenerateRequest] = field(default_factory=list)
+    generations: list[EchoGeneration] = field(default_factory=list)
+
+    def says(self, request: GenerateRequest) -> str:
+        return self.answer if self.answer is not None else request.messages[-1].content
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        if self.refuse is not None:
+            raise self.refuse
+        self.requests.append(request)
+        self.generations.append(EchoGeneration(self, request))
+        return self.generations[-1]
+
+    def close(self) -> None:
+        return None
+
+
+class IngestSide:
+    """The index as ingest hands rows to it: (chunk id, text, vector)."""
+
+    def __init__(self, index: ChunkIndex) -> None:
+        self._index = index
+
+    def add(self, session: Session, corpus_id: str, rows: Sequence[tuple[int, str, Sequence[float]]]) -> None:
+        self._index.add(session, corpus_id, [(id, vector, text) for id, text, vector in rows])
+
+    def remove(self, session: Session, chunk_ids: Sequence[int]) -> None:
+        self._index.remove(session, chunk_ids)
+
+
+@dataclass
+class Site:
+    """A running service, its parts, and what tests do with them."""
+
+    url: str
+    parts: ApiParts
+    engine: EchoEngine
+    work: Work
+    admin_key: str
+    rung: list[str]
+
+    def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, **options)
+
+    def http(self, key: str | None = None, **options: Any) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self.admin_key if key is None else key}"} if key != "" else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=20, **options)
+
+    def ingest(self) -> None:
+        """Do all the work that waits, and stand in for the KV worker."""
+        self.work.worker().drain()
+        self.work.compute_kv()
+
+    @contextmanager
+    def ingesting(self) -> Iterator[None]:
+        """Work in a thread for as long as the block runs."""
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.wait(0.05):
+                self.ingest()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def corpus_of(self, name: str, files: dict[str, str | bytes], key: str | None = None) -> str:
+        """A vector store with these documents, ingested; its id."""
+        with self.http(key) as http:
+            corpus_id: str = http.post("/v1/vector_stores", json={"name": name}).json()["id"]
+            if files:
+                sent = [("files", (path, data)) for path, data in files.items()]
+                http.post(f"/v1/corpora/{corpus_id}/documents", files=sent).raise_for_status()
+        self.ingest()
+        return corpus_id
+
+    def key(self, *scopes: str, corpora: list[str] | None = None, by: str | None = None) -> str:
+        with self.http(by) as http:
+            body = {"name": "test", "scopes": list(scopes), "corpora": corpora}
+            made: str = http.post("/v1/api_keys", json=body).json()["key"]
+            return made
+
+
+def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiParts, Work]:
+    url = f"sqlite:///{folder / 'catalogue.db'}"
+    migrate(url)
+    catalogue, objects, embedder = open_catalogue(url), FolderStore(folder / "objects"), WordEmbedder()
+    index = open_index(catalogue, embedder)
+    index.ensure()
+    work = Work(catalogue, objects, IngestSide(index), ParagraphParser())
+    settings = Settings(data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources"))
+    parts = ApiParts(
+        settings=settings,
+        catalogue=catalogue,
+        objects=objects,
+        kv_store=None,  # type: ignore[arg-type]
+        deleter=work.deleter,
+        retriever=Retriever(catalogue, index, embedder),
+        embedder=embedder,
+        engine=engine,
+        ring=rung.append,
+        secret=SECRET,
+    )
+    return parts, work
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """The app behind a real server on a free port of loopback; its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def running_site(folder: Path) -> Iterator[Site]:
+    engine, rung = EchoEngine(), []  # type: tuple[EchoEngine, list[str]]
+    parts, work = make_parts(folder, engine, rung)
+    key = ensure_admin_key(parts.catalogue, SECRET)
+    assert key is not None
+    with running(build_app(parts)) as url:
+        yield Site(url, parts, engine, work, key, rung)
+    parts.catalogue.close()
