@@ -133,6 +133,8 @@ def decode(buffer: torch.Tensor, key: str, profile: KVProfile) -> KVRecord | Mis
     """
     if profile.layout != LAYOUT or profile.codec not in CODECS or profile.dtype not in DTYPES:
         return Miss.WRONG_LAYOUT
+    if 0 in _shape(profile, 1):
+        return Miss.WRONG_LAYOUT
     if buffer.data_ptr() % 16 or buffer.storage_offset() % 16:
         buffer = buffer.clone()  # a slice of something else: views of wider elements need an aligned start
     try:

@@ -1,3 +1,3 @@
 """Fixtures for every room."""
 
-pytest_plugins = ["fixtures_postgres"]
+pytest_plugins = ["fixtures_postgres", "fixtures_s3"]
