@@ -11,12 +11,23 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from ingest.commit import drop_chunks
-from ingest.files import delete_file
+from ingest.expand import members
+from ingest.files import SOURCE_PURPOSE, delete_file
 from ingest.jobs import ACTIVE, cancel, create_job, mark_cancelled, settle
 from ingest.purge import release, sweep
 from ingest.types import KVDelete, SearchIndex
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, KVObject, Schedule, ScheduleRun
+from storage.catalogue.schema import (
+    ChunkRow,
+    Corpus,
+    Document,
+    File,
+    Job,
+    JobFile,
+    KVObject,
+    Schedule,
+    ScheduleRun,
+)
 from storage.errors import NotFound, StorageUnavailable
 from storage.types import ObjectStore
 
@@ -84,9 +95,16 @@ class Deleter:
             sweep(self.catalogue, self.kv_delete)
         except StorageUnavailable:
             receipt["kv_owed"] = self._owed()
-        for file_id in file_ids if raw else ():
-            receipt["files" if self._delete_file(tenant_id, file_id) else "files_kept"] += 1
+        for file_id in file_ids:
+            if raw or self._is_internal(file_id):
+                receipt["files" if self._delete_file(tenant_id, file_id) else "files_kept"] += 1
         return receipt
+
+    def _is_internal(self, file_id: str) -> bool:
+        """Whether nobody uploaded the file: a sync or an archive brought it."""
+        with self.catalogue.read() as session:
+            file = session.get(File, file_id)
+        return file is not None and file.purpose == SOURCE_PURPOSE
 
     def _delete_file(self, tenant_id: str, file_id: str) -> bool:
         try:
@@ -105,6 +123,7 @@ def delete_documents(session: Session, index: SearchIndex, ids: Sequence[str]) -
 
     Work that still waits for them is cancelled; work that runs finds no document to commit to."""
     receipt = dict.fromkeys(KINDS, 0)
+    ids = _with_members(session, ids)
     of_these = JobFile.document_id.in_(ids)
     waiting = session.scalars(
         select(JobFile).where(of_these, JobFile.status == "pending", JobFile.action == "upsert")
@@ -123,6 +142,14 @@ def delete_documents(session: Session, index: SearchIndex, ids: Sequence[str]) -
     for job_id in jobs:
         settle(session, job_id)
     return receipt, files
+
+
+def _with_members(session: Session, ids: Sequence[str]) -> list[str]:
+    """The documents and, of archives among them, the files in them."""
+    found = dict.fromkeys(ids)
+    for document in session.scalars(select(Document).where(Document.id.in_(ids))).all():
+        found.update(dict.fromkeys(m.id for m in members(session, document.corpus_id, document.path)))
+    return list(found)
 
 
 def record_purge(

@@ -13,6 +13,8 @@ from storage.catalogue.schema import Document, File, JobFile
 from storage.errors import NotFound, ObjectMissing
 from storage.types import ObjectStore
 
+SOURCE_PURPOSE = "source"  # of files that a sync or an archive brought: they go when no document needs them
+
 
 def raw_name(tenant_id: str, sha256: str) -> str:
     """The object's name. Tenants are kept apart, and their ids may hold any characters."""

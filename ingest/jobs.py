@@ -20,6 +20,7 @@ ACTIVE = ("queued", "in_progress", "cancelling")
 OPEN_FILE = ("pending", "leased")
 STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
 MAX_ATTEMPTS = 3
+SEPARATOR = "!/"  # between the path of an archive and that of a file in it
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class JobItem:
     content."""
 
     path: str
-    document_id: str
+    document_id: str | None
     file_id: str | None = None
     action: str = "upsert"  # upsert | delete | rename
 
@@ -71,10 +72,19 @@ def attach(
         document.attributes = attributes
     if access is not None:
         document.access = access
+        _pass_on(session, document)
     document.status, document.error_code, document.error_message = "in_progress", None, None
     corpus.last_active_at = time.time()
     session.flush()
     return document
+
+
+def _pass_on(session: Session, archive: Document) -> None:
+    """The rights of an archive are those of the files in it."""
+    prefix = archive.path + SEPARATOR
+    inside = func.substr(Document.path, 1, len(prefix)) == prefix
+    for member in session.scalars(select(Document).where(Document.corpus_id == archive.corpus_id, inside)):
+        member.access = archive.access
 
 
 def create_job(
@@ -192,13 +202,22 @@ def retry(session: Session, job_id: str, only: str = "failed") -> Job:
     if job is None or job.status in ACTIVE:
         raise UserError("only a job that has ended can be retried")
     rows = session.scalars(select(JobFile).where(JobFile.job_id == job_id).order_by(JobFile.id)).all()
+    request = {**job.request, "retry_of": job.id}
+    if job.type == "sync" and "waiting" not in job.request:  # its source says what is still to do
+        return create_job(
+            session,
+            tenant_id=job.tenant_id,
+            corpus_id=job.corpus_id,
+            type="sync",
+            request=request,
+            planned=False,
+        )
     if only == "failed":
         named = {error["filename"] for error in errors_of(session, job, rows)}
         rows = [row for row in rows if row.path in named]
-    if not rows and not (job.type == "sync" and job.status != "completed" and job.corpus_id):
+    if not rows:
         raise UserError("nothing to retry: no file of this job failed")
-    items = [JobItem(r.path, r.document_id, r.file_id, r.action) for r in rows if r.document_id is not None]
-    request = {**job.request, "retry_of": job.id}
+    items = [JobItem(row.path, row.document_id, row.file_id, row.action) for row in rows]
     return create_job(
         session,
         tenant_id=job.tenant_id,
@@ -206,7 +225,6 @@ def retry(session: Session, job_id: str, only: str = "failed") -> Job:
         type=job.type,
         items=items,
         request=request,
-        planned=bool(rows),
     )
 
 

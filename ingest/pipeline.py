@@ -17,22 +17,23 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.commit import Prepared, commit, keep
+from ingest.archive import is_archive
+from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
-from ingest.files import delete_file, read_file
+from ingest.expand import Unpacked, commit_members, members, unpack
+from ingest.files import SOURCE_PURPOSE, delete_file, read_file
 from ingest.jobs import advance, lock_job, mark_cancelled, settle
 from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
-from ingest.purge import try_sweep
+from ingest.purge import release, try_sweep
 from ingest.types import Cut, KVDelete, KVKeys, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import Corpus, Document, File, JobFile
+from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.errors import Cancelled, FileError, NotFound, ObjectMissing, Overloaded, StorageUnavailable
 from storage.types import Chunk, ObjectStore, TextEmbedder
 
 log = structlog.get_logger()
 EMBED_BATCH = 32
 RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
-SOURCE_PURPOSE = "source"  # of files that a sync stored: they go when no document needs them
 
 
 @dataclass(frozen=True)
@@ -110,18 +111,23 @@ class Pipeline:
 
     def _run(self, lease: FileLease, hold: Hold) -> None:
         work = self._load(lease)
-        if work.row.action == "delete":
-            self._delete(lease, work)
+        if work is None:
+            self._end(lease, lambda session, row: finish(session, row, "done"))
+        elif work.row.action == "delete":
+            self._delete(lease)
         elif work.row.action == "rename":
-            self._rename(lease, work)
+            self._rename(lease)
         else:
             self._upsert(lease, work, hold)
 
-    def _load(self, lease: FileLease) -> Work:
+    def _load(self, lease: FileLease) -> Work | None:
+        """What the run is about; None where a document is to be deleted that has gone already."""
         with self.catalogue.read() as session:
             row = session.get(JobFile, lease.job_file_id)
             document = session.get(Document, row.document_id) if row is not None else None
             corpus = session.get(Corpus, document.corpus_id) if document is not None else None
+            if row is not None and row.action == "delete" and document is None:
+                return None
             if row is None or document is None or corpus is None:
                 raise Cancelled("the document was deleted")
             return Work(row, document, corpus, session.get(File, row.file_id) if row.file_id else None)
@@ -132,7 +138,13 @@ class Pipeline:
         done_hash = self.done_hash(work.file.sha256, work.row.path)
         if work.document.done_hash == done_hash and self._keep(lease, work.file, done_hash):
             return
-        new = self._prepare(lease, work, work.file, done_hash, hold)
+        data = read_file(self.objects, work.file)
+        self._stage(lease, "extract", hold)
+        if is_archive(data, work.row.path):
+            found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, data, hold.check)
+            self._commit_archive(lease, work.file, done_hash, found)
+            return
+        new = self._prepare(lease, work, work.file, data, done_hash, hold)
         hold.check()
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
@@ -140,7 +152,7 @@ class Pipeline:
             old_file = document.file_id
             commit(session, self.index, row, document, corpus, new)
             settle(session, lease.job_id)
-        self._clean_up(lease.tenant_id, old_file, work.file.id)
+        self._clean_up(lease.tenant_id, [old_file] if old_file != work.file.id else [])
 
     def done_hash(self, sha256: str, path: str) -> str:
         """What a document's chunks depend on: its content, its name (which chooses the parser), and our
@@ -158,12 +170,12 @@ class Pipeline:
             old_file = document.file_id
             keep(session, row, document, session.get_one(Corpus, document.corpus_id), file)
             settle(session, lease.job_id)
-        self._clean_up(lease.tenant_id, old_file, file.id)
+        self._clean_up(lease.tenant_id, [old_file] if old_file != file.id else [])
         return True
 
-    def _prepare(self, lease: FileLease, work: Work, file: File, done_hash: str, hold: Hold) -> Prepared:
-        data = read_file(self.objects, file)
-        self._stage(lease, "extract", hold)
+    def _prepare(
+        self, lease: FileLease, work: Work, file: File, data: bytes, done_hash: str, hold: Hold
+    ) -> Prepared:
         parsed = self.parser.parse(data, work.row.path)
         self._stage(lease, "chunk", hold)
         chunks = list(self.cut(parsed))
@@ -211,7 +223,22 @@ class Pipeline:
             return [*self._embed_batch(texts[:half]), *self._embed_batch(texts[half:])]
         return [vector if all(map(math.isfinite, vector)) else None for vector in vectors]
 
-    def _rename(self, lease: FileLease, work: Work) -> None:
+    def _commit_archive(self, lease: FileLease, file: File, done_hash: str, found: Unpacked) -> None:
+        """End an archive: it has no chunks itself, and its files are in the job from now on."""
+        with self.catalogue.write() as session:
+            row, document = self._locked(session, lease)
+            corpus = session.get_one(Corpus, document.corpus_id)
+            release(session, drop_chunks(session, self.index, [document.id]))
+            warning = commit_members(session, session.get_one(Job, lease.job_id), corpus, document, found)
+            old_file = document.file_id
+            document.file_id, document.sha256, document.done_hash = file.id, file.sha256, done_hash
+            document.generation += 1
+            document.status, document.usage_bytes = "completed", 0
+            row.error_message = document.error_message = warning
+            finish(session, row, "done")
+        self._clean_up(lease.tenant_id, [old_file] if old_file != file.id else [])
+
+    def _rename(self, lease: FileLease) -> None:
         """Move a document to its new path; its chunks stay as they are."""
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
@@ -220,17 +247,20 @@ class Pipeline:
             )
             if session.scalars(taken.where(Document.id != document.id)).first() is not None:
                 raise FileError("another document has taken the new path", code="invalid_file")
+            old_path = document.path
+            for member in members(session, document.corpus_id, old_path):
+                member.path = row.path + member.path.removeprefix(old_path)
             document.path = row.path
             finish(session, row, "done")
             settle(session, lease.job_id)
 
-    def _delete(self, lease: FileLease, work: Work) -> None:
+    def _delete(self, lease: FileLease) -> None:
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
-            delete_documents(session, self.index, [document.id])
+            _, files = delete_documents(session, self.index, [document.id])
             finish(session, row, "done")
             settle(session, lease.job_id)
-        self._clean_up(lease.tenant_id, work.document.file_id, None)
+        self._clean_up(lease.tenant_id, files)
 
     def _locked(self, session: Session, lease: FileLease) -> tuple[JobFile, Document]:
         """The file and its document, locked for the commit. Raises Cancelled if it must not be."""
@@ -243,17 +273,16 @@ class Pipeline:
             raise Cancelled("the document was deleted")
         return row, document
 
-    def _clean_up(self, tenant_id: str, old_file: str, new_file: str | None) -> None:
-        """Delete what the commit left without a use: KV objects, and the old content if a sync had stored
-        it."""
+    def _clean_up(self, tenant_id: str, old_files: Sequence[str]) -> None:
+        """Delete what a commit left without a use: KV objects, and contents that a sync or an archive had
+        brought."""
         try_sweep(self.catalogue, self.kv_delete)
-        if old_file == new_file:
-            return
-        with self.catalogue.read() as session:
-            file = session.get(File, old_file)
-        if file is None or file.purpose != SOURCE_PURPOSE:
-            return
-        try:
-            delete_file(self.catalogue, self.objects, tenant_id, old_file)
-        except (NotFound, StorageUnavailable):
-            log.info("source_file_kept", file=old_file)
+        for file_id in old_files:
+            with self.catalogue.read() as session:
+                file = session.get(File, file_id)
+            if file is None or file.purpose != SOURCE_PURPOSE:
+                continue
+            try:
+                delete_file(self.catalogue, self.objects, tenant_id, file_id)
+            except (NotFound, StorageUnavailable):
+                log.info("source_file_kept", file=file_id)

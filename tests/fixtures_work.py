@@ -22,6 +22,7 @@ from ingest.job_view import view
 from ingest.jobs import JobItem, attach, create_job
 from ingest.pipeline import Pipeline
 from ingest.worker import IngestWorker
+from retrieval.index import open_index
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, KVObject, Tenant
 from storage.errors import FileError
@@ -189,6 +190,14 @@ class Work:
         with self.catalogue.read() as session:
             return list(session.scalars(query.order_by(Document.path, ChunkRow.ordinal)))
 
+    def search(self, corpus: Corpus, query: str) -> tuple[list[str], list[str]]:
+        """Texts found by meaning and by words."""
+        with self.catalogue.read() as session:
+            dense = self.index.real.dense(session, [corpus.id], WordEmbedder().embed([query])[0], 50)
+            lexical = self.index.real.lexical(session, [corpus.id], query, 50)
+            texts = dict(session.execute(select(ChunkRow.id, ChunkRow.text)).all())
+        return [texts[number] for number, _ in dense], [texts[number] for number, _ in lexical]
+
     def document(self, corpus: Corpus, path: str) -> Document | None:
         with self.catalogue.read() as session:
             query = select(Document).where(Document.corpus_id == corpus.id, Document.path == path)
@@ -199,17 +208,18 @@ class Work:
             return session.scalar(select(func.count()).select_from(table).where(*where)) or 0
 
 
-class TinyIndex:
-    """Searchable chunk ids in a file-less table of its own."""
+class Index:
+    """The real index, with rows as ingest writes them."""
 
-    def __init__(self) -> None:
-        self.ids: set[int] = set()
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.real = open_index(catalogue, WordEmbedder())
+        self.real.ensure()
 
     def add(self, session: Any, corpus_id: str, rows: Sequence[tuple[int, str, Sequence[float]]]) -> None:
-        self.ids.update(row[0] for row in rows)
+        self.real.add(session, corpus_id, [(number, vector, text) for number, text, vector in rows])
 
     def remove(self, session: Any, chunk_ids: Sequence[int]) -> None:
-        self.ids.difference_update(chunk_ids)
+        self.real.remove(session, chunk_ids)
 
 
 @cache
@@ -224,7 +234,8 @@ def _empty_catalogue() -> bytes:
 def make_work(folder: Path) -> Work:
     url = f"sqlite:///{folder / 'catalogue.db'}"
     (folder / "catalogue.db").write_bytes(_empty_catalogue())
-    return Work(open_catalogue(url), FolderStore(folder / "objects"), TinyIndex(), ParagraphParser())
+    catalogue = open_catalogue(url)
+    return Work(catalogue, FolderStore(folder / "objects"), Index(catalogue), ParagraphParser())
 
 
 def paragraphs(count: int, words: int = 12, tag: str = "p") -> str:

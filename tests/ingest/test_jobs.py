@@ -84,7 +84,9 @@ def test_one_poison_chunk_fails_only_itself(work: Work) -> None:
     job = work.ingest(corpus, {"a.txt": "\n\n".join(texts)})
     work.compute_kv()
     assert len(work.chunks(corpus)) == 31
-    assert len(work.index.ids) == 31
+    dense, lexical = work.search(corpus, "p6w1 p7w1 p8w1")
+    assert len(dense) == 31
+    assert len(lexical) == 2
     shown = work.view(job)
     assert shown["status"] == "completed_with_errors"
     assert shown["errors"][0]["code"] == "embedding_failed"

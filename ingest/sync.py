@@ -1,0 +1,204 @@
+"""Making a corpus like a manifest: what is new, changed, moved and gone, and the one job that sees to it.
+
+A document's identity is its path; its hash decides whether there is work. What only moved keeps its chunks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from ingest.detect import suffix_of
+from ingest.expand import is_member
+from ingest.jobs import ACTIVE, JobItem, attach, create_job
+from ingest.sources import Entry
+from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
+from storage.errors import UserError
+
+# The hash that a document at this path with this content has when it is done.
+DoneHash = Callable[[str, str], str]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Paths by what is to happen to them; `renamed` holds (from, to)."""
+
+    added: tuple[str, ...]
+    modified: tuple[str, ...]
+    renamed: tuple[tuple[str, str], ...]
+    deleted: tuple[str, ...]
+    unchanged_count: int
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "added": list(self.added),
+            "modified": list(self.modified),
+            "renamed": [{"from": old, "to": new} for old, new in self.renamed],
+            "deleted": list(self.deleted),
+            "unchanged_count": self.unchanged_count,
+        }
+
+
+def diff(
+    session: Session,
+    corpus_id: str,
+    manifest: Sequence[Entry],
+    *,
+    delete_missing: bool,
+    done_hash: DoneHash,
+    unread: Sequence[str] = (),
+) -> Diff:
+    """Compare a manifest with the corpus. Paths in `unread` are there but could not be read: they are left
+    alone.
+
+    Raises UserError if a path appears twice."""
+    wanted = {entry.path: entry for entry in manifest}
+    if len(wanted) < len(manifest):
+        raise UserError("a path appears twice in the manifest")
+    held = _documents(session, corpus_id)
+    changed = [p for p, e in wanted.items() if p in held and not _is_done(held[p], e.sha256, done_hash)]
+    gone = [path for path in held if path not in wanted and path not in unread] if delete_missing else []
+    renamed = _renames([wanted[p] for p in wanted if p not in held], [held[p] for p in gone], done_hash)
+    sources, targets = {old for old, _ in renamed}, {new for _, new in renamed}
+    return Diff(
+        added=tuple(p for p in wanted if p not in held and p not in targets),
+        modified=tuple(changed),
+        renamed=tuple(renamed),
+        deleted=tuple(p for p in gone if p not in sources),
+        unchanged_count=sum(p in held for p in wanted) - len(changed),
+    )
+
+
+def _documents(session: Session, corpus_id: str) -> dict[str, Document]:
+    rows = session.scalars(select(Document).where(Document.corpus_id == corpus_id).order_by(Document.path))
+    return {row.path: row for row in rows if not is_member(row.path)}
+
+
+def _is_done(document: Document, sha256: str, done_hash: DoneHash) -> bool:
+    """Whether the document holds this content, cut and embedded as we do it now."""
+    return document.sha256 == sha256 and document.done_hash == done_hash(sha256, document.path)
+
+
+def _renames(new: Sequence[Entry], gone: Sequence[Document], done_hash: DoneHash) -> list[tuple[str, str]]:
+    """Pairs of a path that went and one that came with the same content and kind of file."""
+    by_content: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for document in reversed(gone):
+        if _is_done(document, document.sha256, done_hash):
+            by_content[document.sha256, suffix_of(document.path)].append(document.path)
+    pairs = []
+    for entry in new:
+        if paths := by_content.get((entry.sha256, suffix_of(entry.path))):
+            pairs.append((paths.pop(), entry.path))
+    return pairs
+
+
+def moves(session: Session, corpus_id: str, found: Diff) -> list[JobItem]:
+    """The renames and deletions as items of a job."""
+    held = _documents(session, corpus_id)
+    renames = [
+        JobItem(new, held[old].id, held[old].file_id, "rename") for old, new in found.renamed if old in held
+    ]
+    deletes = [
+        JobItem(path, held[path].id, held[path].file_id, "delete") for path in found.deleted if path in held
+    ]
+    return renames + deletes
+
+
+def sync_manifest(
+    session: Session,
+    corpus: Corpus,
+    manifest: Sequence[Entry],
+    *,
+    delete_missing: bool,
+    done_hash: DoneHash,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """The diff, with the id of the job that carries it out (None for a dry run). Contents that the corpus
+    does not
+    hold yet are waited for: see `offer`."""
+    found = diff(session, corpus.id, manifest, delete_missing=delete_missing, done_hash=done_hash)
+    if dry_run:
+        return {**found.shown(), "job_id": None}
+    sha_of = {entry.path: entry.sha256 for entry in manifest}
+    known = _known_files(session, corpus.id)
+    items = moves(session, corpus.id, found)
+    waiting = {}
+    for path in (*found.modified, *found.added):
+        file_id = known.get(sha_of[path])
+        if file_id is None:
+            waiting[path] = sha_of[path]
+            items.append(JobItem(path, None))
+        else:
+            items.append(JobItem(path, attach(session, corpus, path, file_id, sha_of[path]).id, file_id))
+    job = create_job(
+        session,
+        tenant_id=corpus.tenant_id,
+        corpus_id=corpus.id,
+        type="sync",
+        items=items,
+        request={"delete_missing": delete_missing, "waiting": waiting},
+    )
+    job.result = {"sync": found.shown()}
+    return {**found.shown(), "job_id": job.id}
+
+
+def _known_files(session: Session, corpus_id: str) -> dict[str, str]:
+    """Files by hash that are in this corpus already. (Those of other corpora may not be the caller's to
+    see.)"""
+    query = (
+        select(File.sha256, File.id)
+        .join(Document, Document.file_id == File.id)
+        .where(Document.corpus_id == corpus_id)
+    )
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
+def offer(session: Session, file: File) -> set[str]:
+    """Give an uploaded file to the syncs that wait for its content; the jobs that can go on."""
+    query = (
+        select(JobFile, Job)
+        .join(Job, Job.id == JobFile.job_id)
+        .where(
+            Job.tenant_id == file.tenant_id,
+            Job.status.in_(ACTIVE),
+            JobFile.status == "pending",
+            JobFile.action == "upsert",
+            JobFile.file_id.is_(None),
+        )
+    )
+    jobs = set()
+    for row, job in session.execute(query).all():
+        corpus = session.get(Corpus, job.corpus_id)
+        if corpus is None or job.request.get("waiting", {}).get(row.path) != file.sha256:
+            continue
+        row.document_id = attach(session, corpus, row.path, file.id, file.sha256).id
+        row.file_id = file.id
+        jobs.add(job.id)
+    session.flush()
+    return jobs
+
+
+def queue_sync(session: Session, corpus: Corpus, request: Mapping[str, Any] | None = None) -> Job:
+    """A job that makes the corpus like its source; a worker finds out what that means. Raises UserError."""
+    if corpus.source is None:
+        raise UserError("this corpus has no source; set one, or sync it with a manifest")
+    return create_job(
+        session,
+        tenant_id=corpus.tenant_id,
+        corpus_id=corpus.id,
+        type="sync",
+        request={"delete_missing": True, **(request or {})},
+        planned=False,
+    )
+
+
+def queue_reindex(session: Session, corpus: Corpus) -> Job:
+    """A job over all documents of a corpus. Those that are done as we do it now cost nothing."""
+    rows = session.scalars(select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path))
+    items = [JobItem(row.path, row.id, row.file_id) for row in rows]
+    return create_job(session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="reindex", items=items)

@@ -1,0 +1,76 @@
+"""The tick: every few seconds it does what nobody else would, and rings for work whose bell was not heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from ingest import schedules
+from ingest.jobs import ACTIVE, mark_cancelled, settle
+from ingest.leases import has_work, reap
+from ingest.purge import try_sweep
+from ingest.types import KVDelete, Ring
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.schema import Job, JobFile
+
+UPLOAD_SECONDS = 24 * 3600.0  # for which a sync waits for a content that was announced
+
+
+@dataclass(frozen=True)
+class Ticker:
+    """Safe to run in several processes at once. `reap_kv` and `kv_has_work` are the KV queue's own."""
+
+    catalogue: Catalogue
+    ring: Ring
+    kv_delete: KVDelete
+    reap_kv: Callable[[Session], int]
+    kv_has_work: Callable[[Session], bool]
+
+    def tick(self, now: float | None = None) -> None:
+        """Fire schedules, return what dead workers held, settle jobs, delete what is marked, and ring."""
+        schedules.tick(self.catalogue, time.time() if now is None else now, self.ring)
+        with self.catalogue.write() as session:
+            reap(session)
+            self.reap_kv(session)
+            expire_uploads(session)
+        self._settle()
+        try_sweep(self.catalogue, self.kv_delete)
+        self.ring_for_work()
+
+    def _settle(self) -> None:
+        with self.catalogue.read() as session:
+            active = session.scalars(select(Job.id).where(Job.status.in_(ACTIVE))).all()
+        for job_id in active:
+            with self.catalogue.write() as session:
+                settle(session, job_id)
+
+    def ring_for_work(self) -> None:
+        with self.catalogue.read() as session:
+            wanted = {"ingest": has_work(session), "precompute": self.kv_has_work(session)}
+        for queue, waits in wanted.items():
+            if waits:
+                self.ring(queue)
+
+
+def expire_uploads(session: Session) -> int:
+    """Give up on announced contents that never came."""
+    query = (
+        select(JobFile)
+        .join(Job, Job.id == JobFile.job_id)
+        .where(
+            Job.status.in_(ACTIVE),
+            Job.created_at < time.time() - UPLOAD_SECONDS,
+            JobFile.status == "pending",
+            JobFile.action == "upsert",
+            JobFile.file_id.is_(None),
+        )
+    )
+    rows = session.scalars(query.with_for_update(of=JobFile, skip_locked=True)).all()
+    for row in rows:
+        mark_cancelled(session, row, "the content was not uploaded within a day")
+    session.flush()
+    return len(rows)
