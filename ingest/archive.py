@@ -30,6 +30,10 @@ _ARCHIVE_MAGIC = (
 )
 # Office files are zips too, but one document each: they go to a parser.
 _DOCUMENTS = (".docx", ".pptx", ".xlsx", ".odt", ".odp", ".ods", ".epub")
+_TAR_HEADERS = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
 _XZ_MEMORY = 256 << 20
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
 
@@ -184,9 +188,7 @@ class _TarInfo(tarfile.TarInfo):
     """Long names and extended headers are read into memory whole, at the size they state: cap that."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> Any:
-        if self.type not in tarfile.SUPPORTED_TYPES or self.type in tarfile.REGULAR_TYPES:
-            return super()._proc_member(archive)  # type: ignore[misc]
-        if self.size > 1 << 20:
+        if self.type in _TAR_HEADERS and self.size > 1 << 20:
             raise FileError("A header in the archive is too large.", code="archive_limit")
         return super()._proc_member(archive)  # type: ignore[misc]
 

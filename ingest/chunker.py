@@ -100,8 +100,8 @@ def _verified(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[tuple[int
         if ids is not None:
             yield span, ids
             continue
-        if len(run) == 1:
-            run = ruler.finer(run[0])
+        if all(piece.level == GLUED for piece in run[1:]):  # one piece, or headings and one
+            run = [*run[:-1], *ruler.finer(run[-1])]
         if len(run) == 1:  # a single character: nothing is left to cut
             yield span, ruler.ids(*span)
             continue
@@ -110,9 +110,11 @@ def _verified(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[tuple[int
 
 
 def _middle(run: Sequence[Piece]) -> int:
-    """The best place to halve a run: the strongest cut in its middle half."""
+    """Where to halve a run: the strongest cut in its middle half, after a heading only if need be."""
     quarter = len(run) // 4
     window = range(max(1, quarter), max(2, len(run) - quarter))
+    if all(run[i].level == GLUED for i in window):
+        window = range(1, len(run))
     return min(window, key=lambda i: (run[i].level, abs(i - len(run) // 2)))
 
 

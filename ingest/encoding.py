@@ -65,7 +65,7 @@ def unmarked_wide(data: bytes) -> str | None:
     if b"\0" not in head:
         return None
     found = [(sample, encoding) for encoding in _UNMARKED_WIDE if (sample := _sample(data, encoding))]
-    # Read the wrong way round, ASCII turns into rare but real characters: the reading with more of it is right.
+    # Read the wrong way round, ASCII turns into rare but real characters: more of it is right.
     best = max(found, key=lambda pair: sum(map(str.isascii, pair[0])) / len(pair[0]), default=None)
     return best[1] if best is not None else None
 

@@ -17,6 +17,9 @@ BLOCK, BREAK, SENTENCE, WORD, CHARACTER, GLUED = range(6)
 _WINDOW = 8192  # characters tokenised at once: keeps any tokenizer linear
 _RUN = 8  # words in a piece of a text without sentences, about
 _LONGEST_RUN = 32
+_LONGEST_CHARACTERS = 96
+_SHORT = 400  # characters
+_GAP = 4  # blanks after a piece that are counted with it: they stand between it and the next
 _INDENT = 64  # an indentation longer than this is blank space, not structure
 _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s+|[。！？；!?][”’」』）)]{0,8}\s*|\n[ \t]*\n\s*")
 _LINE = re.compile(r"\n+")
@@ -109,8 +112,9 @@ class Ruler:
 
     def sizes(self, start: int, end: int) -> tuple[int, ...]:
         """A span's count under each limit. One over the first limit is not counted for the embedder."""
+        last = end
         start, end = self.trimmed(start, end)
-        tokens = self._tokens(start, end)
+        tokens = self._tokens(start, min(last, end + _GAP))
         if self._embedder is None:
             return (tokens,)
         return (
@@ -159,7 +163,9 @@ class Ruler:
             middle = (piece.start + piece.end) // 2
             spans, level = [(piece.start, middle), (middle, piece.end)], CHARACTER
         return [
-            Piece(start, end, level, piece.kind, piece.sizes if len(spans) == 1 else self.sizes(start, end))
+            Piece(
+                start, end, piece.level if start == piece.start else level, piece.kind, self.sizes(start, end)
+            )
             for start, end in spans
         ]
 
@@ -193,7 +199,7 @@ def pieces_of(section: Section, ruler: Ruler) -> list[Piece]:
             pieces += _parts(block, level, ruler, above)
         if block.kind == "heading":
             above = tuple(a + b for a, b in zip(above, sizes, strict=True))
-            if not ruler.fits(above, (_RUN * 4,) * len(above)):
+            if not ruler.fits(above, [limit // 4 for limit in ruler.limits]):
                 above = (0,) * len(above)  # no room for a body beside such a heading
         else:
             above = (0,) * len(above)
@@ -209,10 +215,10 @@ def _parts(block: Block, level: int, ruler: Ruler, above: tuple[int, ...]) -> li
     while stack:
         start, end, before, divided = stack.pop()
         sizes = ruler.sizes(start, end)
-        if divided == CHARACTER or ruler.fits(sizes, (0,) * len(above) if result else above):
+        if end - start == 1 or ruler.fits(sizes, (0,) * len(above) if result else above):
             result.append(Piece(start, end, before, block.kind, sizes))
             continue
-        finer = divided + 1
+        finer = min(divided + 1, CHARACTER)
         spans = list(_divide(ruler.text, start, end, finer, block.kind))
         stack += [(a, b, before if a == start else finer, finer) for a, b in reversed(spans)]
     return result
@@ -235,13 +241,15 @@ def _divide(text: str, start: int, end: int, level: int, kind: str) -> Iterator[
 
 
 def _word_cuts(text: str, start: int, end: int) -> Iterator[int]:
-    """Cuts before words, every eight words or so, at places told by the word itself."""
+    """Cuts before words: every eight or so, at places told by the word itself; each in a short span."""
     run = 0
+    short = end - start <= _SHORT
     for match in _WORD.finditer(text, start, end):
         run += 1
         word = match[0]
         if (
-            run > _LONGEST_RUN
+            short
+            or run > _LONGEST_RUN
             or len(word) > 64
             or (ord(word[0]) * 31 + ord(word[-1]) + len(word)) % _RUN == 0
         ):
@@ -252,12 +260,19 @@ def _word_cuts(text: str, start: int, end: int) -> Iterator[int]:
 
 
 def _character_cuts(text: str, start: int, end: int) -> Iterator[int]:
-    """Cuts inside a text without blanks, every sixteen characters or so, never before a combining mark."""
+    """Cuts inside a text without blanks, every 32 characters or so, never before a combining mark.
+
+    A span too short for that is halved.
+    """
+    if end - start <= _LONGEST_CHARACTERS:
+        middle = (start + end) // 2
+        yield next((i for i in range(middle, start, -1) if not _joins(text[i])), middle)
+        return
     last = start
     before = ord(text[start]) if start < end else 0
     for position in range(start + 1, end):
         code = ord(text[position])
-        chosen = (before * 31 + code * 7) & 15 == 0 or position - last >= 64
+        chosen = (before * 31 + code * 7) & 31 == 0 or position - last >= _LONGEST_CHARACTERS
         before = code
         if chosen and not _joins(text[position]):
             last = position
