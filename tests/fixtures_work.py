@@ -232,9 +232,13 @@ def _empty_catalogue() -> bytes:
 
 
 def make_work(folder: Path) -> Work:
-    url = f"sqlite:///{folder / 'catalogue.db'}"
     (folder / "catalogue.db").write_bytes(_empty_catalogue())
-    catalogue = open_catalogue(url)
+    return open_work(folder)
+
+
+def open_work(folder: Path) -> Work:
+    """The same whole as another process has it."""
+    catalogue = open_catalogue(f"sqlite:///{folder / 'catalogue.db'}")
     return Work(catalogue, FolderStore(folder / "objects"), Index(catalogue), ParagraphParser())
 
 
