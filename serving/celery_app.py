@@ -92,11 +92,11 @@ def check_broker(app: Celery) -> Callable[[], None]:
 
 
 def ringer(app: Celery, bells: dict[str, str]) -> Callable[[str], None]:
-    """`ring(queue)` sends that queue's task. A broker that is away is logged, never raised: the beat rings on."""
+    """`ring(queue)` sends that queue's task. An absent broker is logged, never raised: the beat rings on."""
 
     def ring(queue: str) -> None:
         try:
-            app.send_task(bells[queue], queue=queue, retry=False, ignore_result=True, expires=3600)
+            app.send_task(bells[queue], queue=queue, retry=False, ignore_result=True, expires=60)
         except (OperationalError, OSError) as error:
             log.warning("bell not heard", queue=queue, error=str(error))
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from serving import cli_demo, cli_jobs, cli_keys, cli_server, cli_work
+from serving import cli_ask, cli_demo, cli_jobs, cli_keys, cli_server, cli_work
 from serving.cli_output import note
 from storage.errors import PrereadError
 
 USAGE_ERROR = 2
 # Typer carries its own copy of click or uses the installed one, depending on its version.
-_ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 BENCH = "bench.cli"  # stands above this room, so it is loaded by name when asked for
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for room in (cli_server, cli_work, cli_jobs, cli_demo):
+for room in (cli_server, cli_work, cli_ask, cli_jobs, cli_demo):
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
 
@@ -45,7 +45,7 @@ def main() -> NoReturn:
     try:
         code = app(prog_name="preread", standalone_mode=False)
     except _ClickException as error:
-        _fail(error.format_message().replace("\n", " "))  # type: ignore[attr-defined]
+        _fail(error.format_message().replace("\n", " "))
     except PrereadError as error:
         _fail(str(error))
     except BrokenPipeError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +13,7 @@ import typer
 from serving.cli_client import ADMIN_KEY
 from serving.cli_output import Json, note, show
 from serving.settings import Settings, load_settings
+from storage.errors import ModelUnsupported
 
 Port = Annotated[int | None, typer.Option(help="Port to listen on; default: PREREAD_PORT or 8321.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: PREREAD_HOST or 127.0.0.1.")]
@@ -26,6 +30,8 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
     from serving.supervisor import AlreadyRunning, supervised
 
     settings = load_settings(port=port, host=host)
+    if settings.model == "embedded":
+        embedded_folder(settings.data_dir)
     key = first_key(settings)
     try:
         with supervised(settings, note) as supervisor:
@@ -37,6 +43,26 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
     except AlreadyRunning as already:
         message = str(already)
         show({"address": already.address, "started": False}, as_json, lambda _: message)
+
+
+def embedded_folder(data_dir: Path) -> Path:
+    """The embedded model's folder, converted in a process of its own if it is not there yet."""
+    from precompute.embedded import NAME
+
+    folder = data_dir / "models" / f"{NAME}-bf16"
+    if not (folder / "config.json").exists():
+        note("converting the embedded model, once (about 20 s) …")
+        code = "import sys, pathlib, precompute.embedded as e; e.embedded_model(pathlib.Path(sys.argv[1]))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(data_dir / "models")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise ModelUnsupported(last.rpartition("ModelUnsupported: ")[2])
+    return folder
 
 
 def first_key(settings: Settings) -> str | None:
@@ -86,7 +112,7 @@ def serve(port: Port = None, host: Host = None, supervised: Supervised = False) 
     key = first_key(settings)
     if key is not None:
         note(f"admin key kept in {settings.data_dir / ADMIN_KEY}, readable by its owner only")
-    from serving.parts import build_api
+    from serving.processes import build_api
 
     uvicorn.run(
         build_api(settings),
@@ -105,14 +131,14 @@ def worker(
     supervised: Supervised = False,
 ) -> None:
     """Run a worker that ingests documents and computes KV."""
-    from serving.parts import run_worker
+    from serving.processes import run_worker
 
     run_worker(_begin(load_settings(), supervised), [q.strip() for q in queues.split(",") if q.strip()])
 
 
 def beat(supervised: Supervised = False) -> None:
     """Run the tick: schedules, leases of dead workers, garbage."""
-    from serving.parts import run_beat
+    from serving.processes import run_beat
 
     run_beat(_begin(load_settings(), supervised))
 
@@ -122,6 +148,8 @@ def _begin(settings: Settings, supervised: bool) -> Settings:
     from serving.supervisor import end_with_parent
 
     configure(sys.stderr)
+    # Models are folders here: nothing is looked up on a hub, and a log needs no progress bars.
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="true")
     if supervised:
         end_with_parent()
     return settings

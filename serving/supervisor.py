@@ -75,6 +75,12 @@ class Child:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    def forget(self) -> None:
+        """Let go of a process that has ended."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process = None
+
     def tend(self, say: Say) -> None:
         """Start it again if it died and its pause is over."""
         now = time.monotonic()
@@ -84,7 +90,8 @@ class Child:
             self.falls = 1 if now - self.started > STEADY_SECONDS else self.falls + 1
             pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** (self.falls - 1))
             say(f"{self.name} ended with code {self.process.returncode}; again in {pause:g} s ({self.log})")
-            self.process, self.start_at = None, now + pause
+            self.forget()
+            self.start_at = now + pause
         elif now >= self.start_at:
             self.start()
 
@@ -184,18 +191,19 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def _end(children: list[Child]) -> None:
-    running = [c.process for c in children if c.process is not None and c.process.poll() is None]
-    for process in running:
-        process.terminate()
+    for child in children:
+        if child.process is not None and child.running:
+            child.process.terminate()
     until = time.monotonic() + STOP_SECONDS
-    for process in running:
+    for child in children:
+        if child.process is None:
+            continue
         try:
-            process.wait(max(0.0, until - time.monotonic()))
+            child.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()  # what it held is leased, and another worker takes it over
-            process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+            child.process.kill()  # what it held is leased, and another worker takes it over
+            child.process.wait()
+        child.forget()
 
 
 @contextmanager

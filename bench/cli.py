@@ -1,0 +1,96 @@
+"""`preread bench`: options only; each benchmark is a module with `run(...)`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Benchmarks.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+Model = Annotated[str | None, typer.Option(help="Model folder; default: the embedded model.")]
+Out = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
+Workdir = Annotated[Path, typer.Option(help="Folder for what the benchmark stores.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+WORKDIR = Path("build/bench")
+
+
+@app.command()
+def ingest(
+    path: Annotated[Path, typer.Argument(help="Folder of documents.", exists=True, file_okay=False)],
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+    prompt_tokens: Annotated[int, typer.Option(help="Length of the prompts of the plain prefill.")] = 1024,
+) -> None:
+    """Ingestion's tokens per second beside the model's own prefill; a second run computes nothing."""
+    from bench.ingest import run
+
+    record = run(
+        path=path,
+        out=out,
+        workdir=workdir,
+        model=model,
+        device=device,
+        dtype=dtype,
+        prompt_tokens=prompt_tokens,
+    )
+    print(json.dumps(record))
+
+
+@app.command()
+def blend(
+    data: Annotated[
+        Path, typer.Option(help="Questions, one JSON object a line.", exists=True, dir_okay=False)
+    ],
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "full,default",
+    limit: Annotated[int, typer.Option(help="Questions to use.")] = 20,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of all chunks of a question.")] = 4096,
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Quality and first-token time of blending methods beside full prefill."""
+    from bench.blend import run
+
+    run(
+        model=model, data=data, methods=_words(methods), limit=limit, max_tokens=max_tokens, out=out,
+        workdir=workdir, device=device, dtype=dtype, progress=_progress,
+    )  # fmt: skip
+
+
+@app.command()
+def ttft(
+    tokens: Annotated[str, typer.Option(help="Prompt lengths, separated by commas.")] = "1024,2048,4096",
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "full,default",
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """First-token time over the prompt's length, by method."""
+    from bench.ttft import run
+
+    options: dict[str, Any] = {"device": device, "dtype": dtype}
+    lengths = [int(word) for word in _words(tokens)]
+    run(model=model, tokens=lengths, methods=_words(methods), out=out, workdir=workdir, **options)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)

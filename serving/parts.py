@@ -1,0 +1,315 @@
+"""What each process is made of: the only place that knows which implementation is used.
+
+Nothing heavy is loaded before it is needed: an idle worker loads no model, and the beat never does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from sqlalchemy import select
+
+from ingest.deletes import Deleter
+from ingest.tasks import INGEST
+from precompute.tasks import PRECOMPUTE
+from serving.celery_app import build_celery, check_broker, ringer
+from serving.settings import Settings, master_secret
+from storage.catalogue.engine import Catalogue, migrate, open_catalogue
+from storage.catalogue.schema import KVObject
+from storage.errors import UserError
+from storage.keys import group_secret, kv_key
+from storage.kvstore import KVStore
+from storage.objects import open_store
+from storage.types import Chunk, Miss, ObjectStore, ParsedDocument, TextEmbedder
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ingest.pipeline import Pipeline
+    from ingest.ticker import Ticker
+    from ingest.worker import IngestWorker
+    from precompute.queue import KVQueue
+    from precompute.reader import Reader
+    from retrieval.index import ChunkIndex
+    from serving.api.parts import ApiParts
+    from serving.engine.types import Engine
+
+PARSERS = 1  # version of what the parsers give: part of what makes a document up to date
+PARSER_CHILDREN = 2
+BELLS = {"ingest": INGEST, "precompute": PRECOMPUTE}
+
+
+class Wiring:
+    """The parts of one process, each made when it is first asked for, and once."""
+
+    def __init__(self, settings: Settings, *, memory_bytes: int = 0) -> None:
+        self.settings = settings
+        self.owner = f"{socket.gethostname()[:20]}-{os.getpid()}"
+        self._memory_bytes = memory_bytes
+        self._loading = threading.RLock()
+        self._closers: list[Callable[[], None]] = []
+
+    def close(self) -> None:
+        """End what was started: parser children, the engine, connections."""
+        while self._closers:
+            self._closers.pop()()
+
+    # --- storage ---
+
+    @cached_property
+    def secret(self) -> bytes:
+        return master_secret(self.settings)
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        migrate(self.settings.database)
+        catalogue = open_catalogue(self.settings.database)
+        self._closers.append(catalogue.close)
+        return catalogue
+
+    @cached_property
+    def objects(self) -> ObjectStore:
+        s = self.settings
+        return open_store(
+            s.objects,
+            s3_endpoint=s.s3_endpoint or None,
+            s3_access_key=s.s3_access_key or None,
+            s3_secret_key=s.s3_secret_key or None,
+            s3_region=s.s3_region,
+        )
+
+    @cached_property
+    def kv_store(self) -> KVStore:
+        return KVStore(self.objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key))
+
+    def delete_kv(self, keys: Sequence[str]) -> None:
+        self.kv_store.delete(keys)
+
+    def repair(self, key: str) -> None:
+        """Have a stored object computed again that was found damaged or absent."""
+        from precompute.rows import request_repair
+
+        with self.catalogue.write() as session:
+            owed = request_repair(session, key)
+        if owed:
+            self.ring("precompute")
+
+    # --- retrieval ---
+
+    @cached_property
+    def embedder(self) -> TextEmbedder:
+        from retrieval.embedder import SentenceEmbedder
+
+        return SentenceEmbedder(self.settings.embedder, device=self.settings.device)
+
+    @cached_property
+    def index(self) -> ChunkIndex:
+        from retrieval.index import open_index
+
+        index = open_index(self.catalogue, self.embedder)
+        index.ensure()
+        return index
+
+    # --- the reader ---
+
+    @property
+    def reader(self) -> Reader:
+        """The reader model, loaded once per process."""
+        with self._loading:
+            return self._reader
+
+    @cached_property
+    def _reader(self) -> Reader:
+        import torch
+
+        from precompute.reader import Reader
+
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        folder = model_folder(self.settings)
+        return Reader(folder, device=self.settings.device, dtype=self.settings.dtype)
+
+    def kv_keys(self, batch: Sequence[tuple[int, ...]], group: str) -> Sequence[str | None]:
+        """The keys of chunks in a sharing group; None where the model's state is not blended at all."""
+        if self.reader.full_prefill_reason:
+            return [None] * len(batch)
+        secret = group_secret(self.secret, group)
+        return [kv_key(self.reader.profile, ids, group, secret) for ids in batch]
+
+    # --- bells ---
+
+    @cached_property
+    def celery(self) -> Celery:
+        app = build_celery(self.settings)
+        self._closers.append(app.close)
+        return app
+
+    @cached_property
+    def ring(self) -> Callable[[str], None]:
+        return ringer(self.celery, BELLS)
+
+    # --- ingest ---
+
+    @property
+    def ingest_index(self) -> Any:
+        return _Swapped(self.index)
+
+    @cached_property
+    def deleter(self) -> Deleter:
+        return Deleter(self.catalogue, self.objects, self.ingest_index, self.delete_kv)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        from ingest.isolate import ParserPool
+        from ingest.pipeline import Pipeline
+
+        parsers = ParserPool(PARSER_CHILDREN)
+        self._closers.append(parsers.close)
+        return Pipeline(
+            catalogue=self.catalogue,
+            objects=self.objects,
+            parser=parsers,
+            cut=self._cut,
+            embedder=self.embedder,
+            index=self.ingest_index,
+            kv_keys=self.kv_keys,
+            kv_delete=self.delete_kv,
+            identity=self._identity(),
+            lease_seconds=self.settings.lease_seconds,
+        )
+
+    def _cut(self, document: ParsedDocument) -> Sequence[Chunk]:
+        from ingest.chunker import cut
+
+        return cut(
+            document,
+            self.reader.tokenizer,
+            max_tokens=self.settings.chunk_tokens,
+            embedder_tokens=self.embedder.count_tokens,
+            embedder_limit=self.embedder.max_tokens,
+        )
+
+    def _identity(self) -> str:
+        """The versions of all that shapes a document's chunks and their KV keys."""
+        from ingest.chunker import VERSION
+
+        model = self.reader.full_prefill_reason or repr(self.reader.profile)
+        shaping = (
+            PARSERS, VERSION, self.reader.tokenizer.fingerprint, model, self.embedder.identity,
+            self.settings.chunk_tokens,
+        )  # fmt: skip
+        return hashlib.sha256(repr(shaping).encode()).hexdigest()
+
+    @cached_property
+    def ingest_worker(self) -> IngestWorker:
+        from ingest.planner import SourcePlanner
+        from ingest.worker import IngestWorker
+
+        roots = self.settings.source_roots.split(":")
+        planner = SourcePlanner(self.catalogue, self.objects, roots, self.pipeline.done_hash)
+        return IngestWorker(
+            self.catalogue, self.pipeline, planner, self.owner, self.ring, self.settings.lease_seconds
+        )
+
+    @cached_property
+    def ticker(self) -> Ticker:
+        from ingest.ticker import Ticker
+        from precompute import rows
+
+        return Ticker(self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work)
+
+    @cached_property
+    def kv_queue(self) -> KVQueue:
+        from precompute.queue import KVQueue
+
+        return KVQueue(
+            self.catalogue,
+            self.kv_store,
+            self.reader,
+            self.owner,
+            lease_seconds=self.settings.lease_seconds,
+            kv_keys=self.kv_keys,
+            settled=self._settle,
+        )
+
+    def _settle(self, job_ids: set[str]) -> None:
+        from ingest.jobs import settle
+
+        for job_id in sorted(job_ids):
+            with self.catalogue.write() as session:
+                settle(session, job_id)
+
+    # --- the API ---
+
+    def missed(self, key: str, miss: Miss) -> str:
+        """Why a chunk's KV was not used, as the answer reports it; what ought to be stored is owed again."""
+        if miss is not Miss.ABSENT:
+            return str(miss)
+        with self.catalogue.read() as session:
+            status = session.scalar(select(KVObject.status).where(KVObject.key == key))
+        if status in ("pending", "leased"):
+            return "pending"
+        if status == "done":
+            self.repair(key)
+        return str(miss)
+
+    @cached_property
+    def engine(self) -> Engine:
+        from serving.engine.torch_engine import TorchEngine
+
+        engine = TorchEngine(
+            self.reader, self.kv_store, max_requests=self.settings.max_requests, on_miss=self.missed
+        )
+        self._closers.append(engine.close)
+        return engine
+
+    @cached_property
+    def api(self) -> ApiParts:
+        from retrieval.search import Retriever
+        from serving.api.parts import ApiParts
+
+        return ApiParts(
+            settings=self.settings,
+            catalogue=self.catalogue,
+            objects=self.objects,
+            kv_store=self.kv_store,
+            deleter=self.deleter,
+            retriever=Retriever(self.catalogue, self.index, self.embedder),
+            embedder=self.embedder,
+            engine=self.engine,
+            done_hash=lambda sha256, path: self.pipeline.done_hash(sha256, path),
+            ring=self.ring,
+            secret=self.secret,
+            check_broker=check_broker(self.celery),
+        )
+
+
+class _Swapped:
+    """The index with rows as ingest writes them: id, text, vector."""
+
+    def __init__(self, index: ChunkIndex) -> None:
+        self._index = index
+        self.remove = index.remove
+
+    def add(self, session: Any, corpus_id: str, rows: Any) -> None:
+        self._index.add(session, corpus_id, [(number, vector, text) for number, text, vector in rows])
+
+
+def model_folder(settings: Settings) -> Path:
+    """The reader model's folder; the embedded one is converted into the data folder on first use."""
+    if settings.model != "embedded":
+        folder = Path(settings.model)
+        if not (folder / "config.json").exists():
+            raise UserError(f"PREREAD_MODEL={settings.model}: no model folder (config.json is missing)")
+        return folder
+    from precompute.embedded import embedded_model
+
+    return embedded_model(settings.data_dir / "models")

@@ -1,0 +1,146 @@
+"""The processes: the API's app, the worker under Celery, and the beat. Each builds its own parts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+from celery.platforms import SecurityWarning
+from celery.signals import worker_shutting_down
+from sqlalchemy.exc import SQLAlchemyError
+
+from ingest import tasks as ingest_tasks
+from precompute import tasks as precompute_tasks
+from serving.celery_app import QUEUES
+from serving.parts import Wiring
+from serving.settings import Settings
+from storage.errors import PrereadError, UserError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+log = structlog.get_logger(__name__)
+CONCURRENCY = 2  # one thread may ingest while the other computes KV
+
+
+def build_api(settings: Settings) -> FastAPI:
+    """The app with its engine loaded and warm, so that the first question is not the slow one."""
+    from serving.api.app import build_app
+
+    wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes)
+    app = build_app(wiring.api)
+    if not wiring.reader.full_prefill_reason:
+        wiring.reader.frame_kv()
+    wiring.embedder.embed(["warm"])
+    return app
+
+
+# --- the worker ---
+
+
+class Drains(Protocol):
+    def drain(self, stop: Callable[[], bool], seconds: float | None) -> int: ...
+
+
+@dataclass
+class Turns:
+    """A queue's work as its task calls it: one thread at a time, and nothing new once the process is to end.
+
+    A bell that finds the work going on already has nothing to add."""
+
+    work: Drains
+    stop: threading.Event
+    ring: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._busy = threading.Lock()
+
+    def drain(self, seconds: float) -> int:
+        if not self._busy.acquire(blocking=False):
+            return 0
+        try:
+            return self.work.drain(self.stop.is_set, seconds)
+        finally:
+            self._busy.release()
+
+
+class WorkerParts:
+    """What the tasks are handed."""
+
+    def __init__(self, wiring: Wiring, stop: threading.Event) -> None:
+        self._wiring, self._stop = wiring, stop
+        self.ring = wiring.ring
+
+    @cached_property
+    def ingest_worker(self) -> Any:
+        return Turns(self._wiring.ingest_worker, self._stop, self.ring)
+
+    @cached_property
+    def kv_queue(self) -> Any:
+        return Turns(self._wiring.kv_queue, self._stop, self.ring)
+
+    @property
+    def ticker(self) -> Any:
+        return self._wiring.ticker
+
+
+def run_worker(settings: Settings, queues: Sequence[str]) -> None:
+    """Work on these queues until told to stop; what runs is finished. Raises UserError."""
+    unknown = [queue for queue in queues if queue not in QUEUES]
+    if unknown or not queues:
+        raise UserError(
+            f"unknown queue {unknown[0]!r}: use {', '.join(QUEUES)}" if unknown else "name a queue"
+        )
+    wiring, stop = Wiring(settings), threading.Event()
+    parts = WorkerParts(wiring, stop)
+    app = wiring.celery
+    ingest_tasks.register(app, lambda: parts)
+    precompute_tasks.register(app, lambda: parts)
+
+    def on_stop(**_: object) -> None:
+        stop.set()
+
+    worker_shutting_down.connect(on_stop, weak=False)
+    # Celery warns of running as root because of pickle; only JSON is accepted here.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+    try:
+        for queue in queues:  # there may be work whose bell rang before anybody listened
+            wiring.ring(queue)
+        app.Worker(
+            pool="threads",
+            concurrency=CONCURRENCY,
+            queues=list(queues),
+            hostname=f"{wiring.owner}@preread",
+            loglevel="WARNING",
+            without_gossip=True,
+            without_mingle=True,
+            quiet=True,
+        ).start()
+    finally:
+        worker_shutting_down.disconnect(on_stop)
+        wiring.close()
+
+
+# --- the beat ---
+
+
+def run_beat(settings: Settings) -> None:
+    """Tick until told to stop. It needs no worker: a hung one loses its leases all the same."""
+    wiring, stop = Wiring(settings), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        while not stop.is_set():
+            try:
+                wiring.ticker.tick()
+            except (PrereadError, SQLAlchemyError) as error:
+                log.warning("tick failed", error=type(error).__name__)
+            stop.wait(settings.tick_seconds)
+    finally:
+        wiring.close()
