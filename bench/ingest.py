@@ -1,8 +1,8 @@
 """How fast is ingestion, as a share of the model's own prefill?
 
-The real pipeline (parse, cut, embed, index, compile, store) runs on a folder in this process, with its models loaded
-and its parser started. Beside it the model's plain prefill of the same tokens in ordinary prompts, half of it before
-the KV is compiled and half after, so that a busy machine slows both alike.
+The real pipeline (parse, cut, embed, index, compile, store) runs on a folder in this process, with its models
+loaded and its parser started. Beside it the model's plain prefill of the same tokens in ordinary prompts, half
+of it before the KV is compiled and half after, so that a busy machine slows both alike.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(
     dtype: str = "bfloat16",
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> dict[str, Any]:
-    """Run the benchmark twice over the same folder and print the figures; the record is also written to `out`."""
+    """Run over the folder twice; the figures, which are also written to `out`."""
     shutil.rmtree(workdir / "ingest", ignore_errors=True)
     settings = Settings(
         data_dir=workdir / "ingest", model=model or _embedded(workdir), device=device, dtype=dtype
@@ -115,7 +115,7 @@ def _warm(wiring: Wiring) -> None:
 
 @dataclass
 class PlainPrefill:
-    """The same model over the same tokens as ordinary prompts of `length` tokens: what computing them costs anyway."""
+    """The same tokens as ordinary prompts of `length` tokens: what computing them costs anyway."""
 
     reader: Reader
     length: int
@@ -196,7 +196,7 @@ def _upload(wiring: Wiring, path: Path) -> dict[str, tuple[str, str]]:
                 attributes={},
                 created_at=now,
                 last_active_at=now,
-            )  # fmt: skip
+            )
         )
     source = FolderSource(path)
     stored = {}

@@ -31,8 +31,6 @@ from storage.objects import open_store
 from storage.types import Chunk, Miss, ObjectStore, ParsedDocument, TextEmbedder
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from ingest.pipeline import Pipeline
     from ingest.ticker import Ticker
     from ingest.worker import IngestWorker
