@@ -55,6 +55,12 @@ def test_noise_is_refused_and_never_becomes_an_empty_success() -> None:
     assert caught.value.code == "encoding_unknown"
 
 
+def test_a_guess_that_yields_control_characters_is_no_text() -> None:
+    with pytest.raises(FileError) as caught:
+        decode(b"caf\xe9 au lait \x01\x02\x03 et voil\xe0")
+    assert caught.value.code == "encoding_unknown"
+
+
 @pytest.mark.parametrize("text", ["Short ascii.", "中文。\nabc", "emoji 😀 beyond the first plane\n" * 400])
 def test_unmarked_utf_16_is_found_by_its_nuls(text: str) -> None:
     assert decode(text.encode("utf-16-le")) == text

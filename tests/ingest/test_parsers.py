@@ -90,6 +90,18 @@ def test_deeper_numbers_nest_and_shallower_ones_close() -> None:
     assert block_with(document, "Body b").headings == ("2. Two",)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The cap is the one that is set out in\nArticle 5\n\nNext paragraph.\n",
+        "Section 4.2 Liability shall apply to claims\n\nNext paragraph.\n",
+        "Article 7 Fees remains\nin force.\n\nNext paragraph.\n",
+    ],
+)
+def test_a_cross_reference_that_looks_like_a_title_is_no_heading(text: str) -> None:
+    assert texts(parse(text.encode(), "a.txt"), "heading") == []
+
+
 def test_a_shopping_list_has_no_headings() -> None:
     document = parse(b"To buy:\n\n1. Milk\n2. Eggs\n3. Bread\n\nThat is all.\n", "a.txt")
     assert texts(document, "heading") == []
