@@ -1,4 +1,4 @@
-"""Doing a file again: what changed is replaced at once, what did not costs nothing, what died is done again."""
+"""Doing a file again: what changed is replaced, what did not costs nothing, what died is done again."""
 
 from __future__ import annotations
 
