@@ -1,7 +1,7 @@
 """How fast is ingestion, as a share of the model's own prefill?
 
 The real pipeline (parse, cut, embed, index, compile, store) runs on a folder in this process, with its models
-loaded and its parser started. Beside it the model's plain prefill of the same tokens in ordinary prompts, half
+loaded and its parser started. Beside it the plain prefill of the same tokens in ordinary prompts, half
 of it before the KV is compiled and half after, so that a busy machine slows both alike.
 """
 

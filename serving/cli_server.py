@@ -13,7 +13,7 @@ import typer
 from serving.cli_client import ADMIN_KEY
 from serving.cli_output import Json, note, show
 from serving.settings import Settings, load_settings
-from storage.errors import ModelUnsupported
+from storage.errors import ModelUnsupported, UserError
 
 Port = Annotated[int | None, typer.Option(help="Port to listen on; default: PREREAD_PORT or 8321.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: PREREAD_HOST or 127.0.0.1.")]
@@ -30,8 +30,7 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
     from serving.supervisor import AlreadyRunning, supervised
 
     settings = load_settings(port=port, host=host)
-    if settings.model == "embedded":
-        embedded_folder(settings.data_dir)
+    check_model(settings)
     key = first_key(settings)
     try:
         with supervised(settings, note) as supervisor:
@@ -43,6 +42,14 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
     except AlreadyRunning as already:
         message = str(already)
         show({"address": already.address, "started": False}, as_json, lambda _: message)
+
+
+def check_model(settings: Settings) -> None:
+    """Refuse a model that is no folder, and convert the embedded one, before anything is started."""
+    if settings.model == "embedded":
+        embedded_folder(settings.data_dir)
+    elif not (Path(settings.model) / "config.json").exists():
+        raise UserError(f"PREREAD_MODEL={settings.model}: no model folder (config.json is missing)")
 
 
 def embedded_folder(data_dir: Path) -> Path:
