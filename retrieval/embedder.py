@@ -103,7 +103,9 @@ class SentenceEmbedder:
     def _model(self) -> Any:
         """Callers hold the lock."""
         from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging as transformers_logging
 
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         model = SentenceTransformer(
             str(self._folder),
             device=self._device,

@@ -19,6 +19,7 @@ from storage.types import TextEmbedder
 
 Row = tuple[int, Sequence[float], str]  # chunk id, unit vector, text
 Hit = tuple[int, float]  # chunk id, score: more is better
+CREATE_META = "CREATE TABLE IF NOT EXISTS index_meta (name VARCHAR(32) PRIMARY KEY, value TEXT NOT NULL)"
 MOST_HITS = 4096  # per search; sqlite-vec returns no more
 
 
@@ -93,9 +94,6 @@ class IndexMeta:
         self._compare(self._read(session))
 
     def record(self, session: Session) -> None:
-        session.execute(
-            text("CREATE TABLE IF NOT EXISTS index_meta (name VARCHAR(32) PRIMARY KEY, value TEXT NOT NULL)")
-        )
         session.execute(text("DELETE FROM index_meta"))
         insert = text("INSERT INTO index_meta (name, value) VALUES (:name, :value)")
         session.execute(insert, [{"name": name, "value": value} for name, value in self._expected().items()])

@@ -14,16 +14,16 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from retrieval import words
-from retrieval.index import MOST_HITS, Hit, IndexMeta, Row
+from retrieval.index import CREATE_META, MOST_HITS, Hit, IndexMeta, Row
 from storage.catalogue.engine import Catalogue
 from storage.types import TextEmbedder
 
+# The column takes vectors of any length, so that a reindex with another model takes no lock against readers.
 TABLES = (
-    "DROP TABLE IF EXISTS index_chunk",
-    """CREATE TABLE index_chunk (chunk_id BIGINT PRIMARY KEY, corpus_id VARCHAR(64) NOT NULL,
-       embedding vector({dimensions}) NOT NULL, words tsvector NOT NULL)""",
-    "CREATE INDEX index_chunk_corpus ON index_chunk (corpus_id)",
-    "CREATE INDEX index_chunk_words ON index_chunk USING gin (words)",
+    """CREATE TABLE IF NOT EXISTS index_chunk (chunk_id BIGINT PRIMARY KEY, corpus_id VARCHAR(64) NOT NULL,
+       embedding vector NOT NULL, words tsvector NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS index_chunk_corpus ON index_chunk (corpus_id)",
+    "CREATE INDEX IF NOT EXISTS index_chunk_words ON index_chunk USING gin (words)",
 )
 LOCK = 0x70726569  # between processes that start together
 ADD = """INSERT INTO index_chunk (chunk_id, corpus_id, embedding, words)
@@ -47,11 +47,12 @@ class PostgresIndex:
         with self._catalogue.write() as session:
             session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
             if not self._meta.ready(session):
+                for statement in (*TABLES, CREATE_META):
+                    session.execute(text(statement))
                 self.reset(session)
 
     def reset(self, session: Session) -> None:
-        for statement in TABLES:
-            session.execute(text(statement.format(dimensions=int(self._embedder.dimensions))))
+        session.execute(text("DELETE FROM index_chunk"))
         self._meta.record(session)
 
     def add(self, session: Session, corpus_id: str, rows: Sequence[Row]) -> None:

@@ -1,8 +1,8 @@
 """From a question to the chunks that answer it, within the asker's rights.
 
 Fusion is reciprocal rank fusion with k = 60 (Cormack, Clarke and Büttcher, SIGIR 2009): it needs no
-calibration between cosine and word scores, whose scales differ by corpus and by database. A fused score is given
-as the share of the best attainable, so that first place in every list is 1.0; a dense score is the cosine.
+calibration between cosine and word scores, whose scales differ by corpus and by database. A fused score is
+given as the share of the best attainable: first place in every list is 1.0. A dense score is the cosine.
 """
 
 from __future__ import annotations
@@ -109,8 +109,7 @@ class Retriever:
             with self._catalogue.read() as session:
                 found = self._ranked(session, ask)
             with self._catalogue.read() as session:
-                valid = set(_visible(session, ask, [chunk.chunk_id for chunk in found]))
-            kept = [chunk for chunk in found if chunk.chunk_id in valid]
+                kept = _confirmed(session, ask, found)
             if len(kept) == len(found):
                 break
         return kept
@@ -186,6 +185,17 @@ def _visible(session: Session, ask: Ask, chunk_ids: Sequence[int]) -> dict[int, 
         )
         found |= {chunk.id: (chunk, document) for chunk, document in rows if ask.permits(document)}
     return found
+
+
+def _confirmed(session: Session, ask: Ask, found: list[RetrievedChunk]) -> list[RetrievedChunk]:
+    """What is still there and the asker's to see. SQLite may give a deleted chunk's id to another chunk."""
+    rows = _visible(session, ask, [chunk.chunk_id for chunk in found])
+    now = (_retrieved(*rows[old.chunk_id], old.score) if old.chunk_id in rows else None for old in found)
+    return [
+        new
+        for old, new in zip(found, now, strict=True)
+        if new and (new.document_id, new.token_ids) == (old.document_id, old.token_ids)
+    ]
 
 
 def _rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterable[tuple[ChunkRow, Document, float]]:

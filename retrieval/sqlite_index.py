@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from retrieval import words
-from retrieval.index import MOST_HITS, Hit, IndexMeta, Row
+from retrieval.index import CREATE_META, MOST_HITS, Hit, IndexMeta, Row
 from storage.catalogue.engine import Catalogue
 from storage.types import TextEmbedder
 
@@ -41,6 +41,7 @@ class SQLiteIndex:
                 return
         with self._catalogue.write() as session:
             if not self._meta.ready(session):
+                session.execute(text(CREATE_META))
                 self.reset(session)
 
     def reset(self, session: Session) -> None:

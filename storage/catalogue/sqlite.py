@@ -10,7 +10,14 @@ from typing import Any
 from storage.errors import StorageUnavailable, UserError
 
 WAL_PATIENCE = 30.0
-SETTINGS = ("foreign_keys = ON", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -32768")
+# secure_delete: what is deleted is overwritten in the file, not merely forgotten.
+SETTINGS = (
+    "foreign_keys = ON",
+    "synchronous = FULL",
+    "secure_delete = ON",
+    "temp_store = MEMORY",
+    "cache_size = -32768",
+)
 
 
 def driver() -> Any:

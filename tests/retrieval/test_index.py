@@ -1,0 +1,251 @@
+"""Vectors and words live and die with their chunk, on both databases."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import HashedWords, Library
+from sqlalchemy import select, text
+
+from retrieval.index import open_index
+from storage.catalogue.schema import ChunkRow
+from storage.errors import UserError
+
+HOSTILE = [
+    '" OR *',
+    "NEAR(a b, 2)",
+    '"',
+    "'",
+    "''); DROP TABLE chunk; --",
+    "corpus : x",
+    "words:*",
+    "a AND",
+    "NOT",
+    "-a",
+    "^a",
+    "a*",
+    "(((",
+    "{a b} : c",
+    "\\",
+    "a:* & !b | <->",
+    "%_",
+    "\x00",
+    "\ud800",
+    "💥",
+    "x" * 100_000,
+    "AND OR NOT NEAR",
+    ":k :query",
+    "?",
+    "$1",
+    "%(a)s",
+]
+
+
+def hits(library: Library, query: str, corpus_id: str = "vs_1") -> tuple[list[int], list[int]]:
+    vector = library.embedder.embed([query])[0]
+    with library.catalogue.read() as session:
+        dense = library.index.dense(session, [corpus_id], vector, 10)
+        lexical = library.index.lexical(session, [corpus_id], query, 10)
+    return [id_ for id_, _ in dense], [id_ for id_, _ in lexical]
+
+
+def test_a_rollback_leaves_neither_vector_nor_word(library: Library) -> None:
+    with contextlib.suppress(ZeroDivisionError), library.catalogue.write() as session:
+        library.index.add(session, "vs_1", [(1, library.embedder.embed(["kiwi"])[0], "kiwi")])
+        raise ZeroDivisionError
+    assert hits(library, "kiwi") == ([], [])
+
+
+def test_a_rolled_back_delete_keeps_both(library: Library) -> None:
+    (chunk,) = library.put("vs_1", "doc", "kiwi")
+    with contextlib.suppress(ZeroDivisionError), library.catalogue.write() as session:
+        library.index.remove(session, [chunk])
+        raise ZeroDivisionError
+    assert hits(library, "kiwi") == ([chunk], [chunk])
+
+
+def test_a_delete_is_immediate_also_for_a_second_warm_process(library: Library) -> None:
+    gone, kept = library.put("vs_1", "a", "kiwi fruit", "kiwi bird")
+    catalogue, _, retriever = library.warm()
+    search = {"tenant_id": "t1", "corpus_ids": ["vs_1"], "query": "kiwi fruit", "top_k": 5}
+    assert {chunk.chunk_id for chunk in retriever.search(**search)} == {gone, kept}
+    with library.catalogue.write() as session:
+        library.index.remove(session, [gone, 12345])
+    assert hits(library, "kiwi fruit") == ([kept], [kept])
+    assert {chunk.chunk_id for chunk in retriever.search(**search)} == {kept}
+    catalogue.close()
+
+
+@pytest.mark.parametrize("query", HOSTILE)
+def test_a_query_is_plain_text_whatever_it_holds(library: Library, query: str) -> None:
+    library.corpus("vs_2")
+    library.put("vs_2", "theirs", "a b c x and or not near corpus words k query drop table")
+    assert library.find(query, mode="lexical") == []
+    library.put("vs_1", "mine", "quiet text")
+    assert library.find(query, mode="lexical") == []
+    assert library.find(query + " quiet", mode="lexical") == ["mine"]
+
+
+def test_hostile_text_is_indexed_and_found(library: Library) -> None:
+    for number, content in enumerate(HOSTILE):
+        with library.catalogue.write() as session:
+            row = (number + 1, library.embedder.embed([content])[0], content + " marker")
+            library.index.add(session, "vs_1", [row])
+    assert len(hits(library, "marker")[1]) == 10
+
+
+@pytest.mark.parametrize(
+    ("content", "queries"),
+    [
+        ("東京都の契約は三年です", ["契約", "東京", "都", "す", "三年です"]),
+        ("계약기간은 삼년이다", ["계약", "기간"]),
+        ("สัญญามีอายุสามปี", ["สัญญา", "ปี"]),
+        ("ﾃﾞｰﾀﾍﾞｰｽ ＡＢＣ", ["データベース", "abc"]),
+        ("Die Straße ist Maß", ["STRASSE", "mass"]),
+        ("नियम की अवधि", ["अवधि"]),
+        ("call parse_invoice or getUserName", ["invoice", "parse_invoice", "USER name", "getusername"]),
+        ("cafe\u0301", ["café"]),
+    ],
+)
+def test_words_of_many_scripts_are_found(library: Library, content: str, queries: list[str]) -> None:
+    library.put("vs_1", "doc", content)
+    library.put("vs_1", "noise", "something else, 別物")
+    for query in queries:
+        assert library.find(query, mode="lexical") == ["doc"], query
+
+
+def test_a_rare_word_weighs_more_than_frequent_ones(library: Library) -> None:
+    for number in range(30):
+        library.put("vs_1", f"n{number}", "what is the of a what is the")
+    library.put("vs_1", "rare", "a word on indemnity")
+    assert library.find("what is the indemnity", mode="lexical")[0] == "rare"
+
+
+def test_corpora_whose_names_differ_by_case_or_sign_are_different(library: Library) -> None:
+    for corpus_id in ("vs_A", "vs_a", "vs a", 'vs"a'):
+        library.corpus(corpus_id)
+    library.put("vs_A", "doc", "kiwi")
+    for corpus_id in ("vs_a", "vs a", 'vs"a'):
+        assert hits(library, "kiwi", corpus_id) == ([], [])
+
+
+def test_dense_search_is_exact(library: Library) -> None:
+    vectors = np.random.default_rng(0).standard_normal((600, 64))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with library.catalogue.write() as session:
+        for name, ids in (("vs_1", range(0, 600, 2)), ("vs_2", range(1, 600, 2))):
+            library.index.add(session, name, [(i + 1, vectors[i].tolist(), "w") for i in ids])
+    with library.catalogue.read() as session:
+        for corpora, rows in ((["vs_1"], np.arange(0, 600, 2)), (["vs_1", "vs_2"], np.arange(600))):
+            found = library.index.dense(session, corpora, vectors[7].tolist(), 20)
+            scores = vectors[rows] @ vectors[7]
+            best = rows[np.argsort(-scores)][:20] + 1
+            assert [id_ for id_, _ in found] == best.tolist()
+            assert [score for _, score in found] == pytest.approx(np.sort(scores)[::-1][:20], abs=1e-5)
+
+
+def test_another_embedder_is_refused_until_a_reindex(library: Library) -> None:
+    library.put("vs_1", "doc", "kiwi")
+    other = HashedWords("hashed@2")
+    other.dimensions = 32
+    index = open_index(library.catalogue, other)
+    with pytest.raises(UserError, match="reindex"):
+        index.ensure()
+    with library.catalogue.write() as session, pytest.raises(UserError, match="hashed@1"):
+        index.add(session, "vs_1", [(99, other.embed(["kiwi"])[0], "kiwi")])
+    with library.catalogue.read() as session, pytest.raises(UserError, match="hashed@1"):
+        index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 1)
+    assert library.find("kiwi") == ["doc"]
+
+
+def test_a_reindex_replaces_all_at_once_and_shuts_out_the_old_embedder(library: Library) -> None:
+    library.put("vs_1", "doc", "kiwi")
+    other = HashedWords("hashed@2")
+    other.dimensions = 32
+    index = open_index(library.catalogue, other)
+    with library.catalogue.write() as session:
+        index.reset(session)
+        rows = session.execute(select(ChunkRow.id, ChunkRow.text)).all()
+        index.add(session, "vs_1", [(id_, other.embed([content])[0], content) for id_, content in rows])
+        assert library.find("kiwi") == ["doc"]  # readers are not held up meanwhile
+    index.ensure()
+    with library.catalogue.read() as session:
+        assert len(index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 5)) == 1
+    with pytest.raises(UserError, match="reindex"):
+        library.find("kiwi")
+
+
+def test_ensuring_again_keeps_what_is_there(library: Library) -> None:
+    library.put("vs_1", "doc", "kiwi")
+    library.index.ensure()
+    assert library.find("kiwi") == ["doc"]
+
+
+def test_deleted_words_and_vectors_leave_the_file(tmp_path: Path) -> None:
+    from storage.catalogue.engine import migrate
+
+    url = f"sqlite:///{tmp_path}/catalogue.db"
+    migrate(url)
+    library = Library(url)
+    library.index.ensure()
+    library.corpus("vs_1")
+    library.put("vs_1", "kept", "kiwi fruit")
+    library.put("vs_1", "doc", "xylophonesecret")
+    vector = np.asarray(library.embedder.embed(["xylophonesecret"])[0], dtype="<f4").tobytes()
+    pieces = [vector[start : start + 32] for start in range(0, len(vector), 32)]  # pages may cut it anywhere
+    pieces = [piece for piece in pieces if piece != piece[:4] * 8]
+    for traces in (True, False):
+        with library.catalogue.engine.connect() as connection:
+            connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        content = (tmp_path / "catalogue.db").read_bytes()
+        assert (any(piece in content for piece in pieces), b"xylophonesecret" in content) == (traces, traces)
+        if traces:
+            library.drop("vs_1", "doc")
+    library.catalogue.close()
+
+
+KILLED = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from conftest import Library
+library = Library(sys.argv[1])
+for number in range(100_000):
+    library.put("vs_1", f"{number:06}", f"alpha w{number}")
+    print(number, flush=True)
+"""
+
+
+def test_kill_during_writes_loses_no_acknowledged_chunk_nor_half_of_one(library: Library) -> None:
+    here = Path(__file__).parent
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, library.url, str(here)],
+        cwd=here.parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    stop = random.Random(1).randrange(20, 40)
+    acknowledged = -1
+    with child, child.stdout as lines:
+        for line in lines:
+            acknowledged = int(line)
+            library.find("alpha")  # a reader at work
+            if acknowledged == stop:
+                os.kill(child.pid, signal.SIGKILL)
+    assert acknowledged >= stop
+    vector = library.embedder.embed(["alpha"])[0]
+    with library.catalogue.read() as session:
+        chunks = sorted(session.scalars(select(ChunkRow.id)))
+        assert len(chunks) in (acknowledged + 1, acknowledged + 2)
+        assert sorted(id_ for id_, _ in library.index.dense(session, ["vs_1"], vector, 4000)) == chunks
+        assert sorted(id_ for id_, _ in library.index.lexical(session, ["vs_1"], "alpha", 4000)) == chunks
+        if library.catalogue.dialect == "sqlite":
+            assert session.scalar(text("PRAGMA integrity_check")) == "ok"
