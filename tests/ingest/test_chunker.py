@@ -116,6 +116,16 @@ def test_counts_that_prove_too_low_are_mended() -> None:
     assert all(len(chunk.token_ids) <= 64 for chunk in chunks)
 
 
+def test_an_embedder_whose_counts_prove_too_low_is_obeyed() -> None:
+    def count(text: str) -> int:
+        return len(PLAIN.encode(text)) * (2 if len(text) > 60 else 1)
+
+    document = parse(paragraphs(20, 2).encode(), "a.txt")
+    chunks = cut(document, PLAIN, max_tokens=200, embedder_tokens=count, embedder_limit=50)
+    check_cover(document, chunks)
+    assert all(count(chunk.text) <= 50 for chunk in chunks)
+
+
 def test_a_limit_that_holds_no_character_is_refused() -> None:
     with pytest.raises(ValueError, match="at least"):
         cut(ParsedDocument("a", ()), PLAIN, max_tokens=3)
@@ -232,7 +242,7 @@ def test_paragraphs_all_of_one_length_find_their_old_cuts_again(seed: int) -> No
     rng = random.Random(seed)
     text = "\n\n".join(" ".join(f"w{rng.randint(1000, 9999)}" for _ in range(6)) for _ in range(300))
     before = plain_chunks(text, limit=150)
-    after = plain_chunks(f"w1234 w4321\n\n{text}", limit=150)
+    after = plain_chunks(f"{' '.join(['w1234'] * 6)}\n\n{text}", limit=150)
     assert len({chunk.text for chunk in after} - {chunk.text for chunk in before}) < len(before) / 2
 
 

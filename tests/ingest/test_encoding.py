@@ -57,7 +57,7 @@ def test_noise_is_refused_and_never_becomes_an_empty_success() -> None:
 
 def test_a_guess_that_yields_control_characters_is_no_text() -> None:
     with pytest.raises(FileError) as caught:
-        decode(b"caf\xe9 au lait \x01\x02\x03 et voil\xe0")
+        decode(b"caf\xe9 au lait \x01\x02\x03 et voil\xe0", "windows-1252")
     assert caught.value.code == "encoding_unknown"
 
 
