@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from starlette.datastructures import UploadFile
 
-from serving.api.access import Parts, Reader, Writer
+from ingest.sources import Entry
+from serving.api.access import Admin, Parts, Reader, Writer
 from serving.api.errors import BadParameter
 from serving.api.files import sent_name
-from serving.doors import batches, corpora, sync
+from serving.doors import batches, sync
 
 router = APIRouter(prefix="/v1/corpora/{corpus_id}", tags=["corpora"])
 MAX_FILES = 10_000
@@ -27,7 +28,6 @@ _FORM = {
                     "properties": {
                         "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
                         "paths": {"type": "array", "items": {"type": "string"}},
-                        "job_id": {"type": "string"},
                     },
                 }
             }
@@ -43,11 +43,18 @@ class ManifestEntry(BaseModel):
 
 
 class SyncBody(BaseModel):
-    """With a manifest: make the corpus like it. Without: like its source."""
+    """With a manifest: make the corpus like it, and delete what it lacks if told so. Without: like its
+    source, and delete what that lacks unless told not to."""
 
     manifest: Annotated[list[ManifestEntry], Field(max_length=100_000)] | None = None
-    delete_missing: bool = False
+    delete_missing: bool | None = None
     dry_run: bool = False
+
+    @model_validator(mode="after")
+    def _dry_with_manifest(self) -> SyncBody:
+        if self.dry_run and self.manifest is None:
+            raise ValueError("a dry run needs a manifest: a source is listed by a worker")
+        return self
 
 
 class FolderSource(BaseModel):
@@ -58,7 +65,7 @@ class FolderSource(BaseModel):
 class GitSource(BaseModel):
     type: Literal["git"]
     path: Annotated[str, Field(min_length=1)]
-    revision: str = "HEAD"
+    ref: Annotated[str, Field(min_length=1, max_length=200)] = "HEAD"
 
 
 class SourceBody(BaseModel):
@@ -81,17 +88,17 @@ async def upload_documents(parts: Parts, who: Writer, corpus_id: str, request: R
 @router.post("/sync")
 def sync_corpus(parts: Parts, who: Writer, corpus_id: str, body: SyncBody) -> dict[str, Any]:
     if body.manifest is None:
-        return sync.from_source(parts, who, corpus_id, body.delete_missing, body.dry_run)
-    manifest = [entry.model_dump() for entry in body.manifest]
-    return sync.from_manifest(parts, who, corpus_id, manifest, body.delete_missing, body.dry_run)
+        return sync.from_source(parts, who, corpus_id, body.delete_missing is not False)
+    manifest = [Entry(entry.path, entry.sha256, entry.bytes) for entry in body.manifest]
+    return sync.from_manifest(parts, who, corpus_id, manifest, bool(body.delete_missing), body.dry_run)
 
 
 @router.get("/source")
 def retrieve_source(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]:
-    return corpora.get_source(parts, who, corpus_id)
+    return sync.get_source(parts, who, corpus_id)
 
 
 @router.put("/source")
-def replace_source(parts: Parts, who: Writer, corpus_id: str, body: SourceBody) -> dict[str, Any]:
+def replace_source(parts: Parts, who: Admin, corpus_id: str, body: SourceBody) -> dict[str, Any]:
     source = None if body.source is None else body.source.model_dump()
-    return corpora.set_source(parts, who, corpus_id, source)
+    return sync.set_source(parts, who, corpus_id, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -59,9 +60,16 @@ def delete_file(parts: Parts, who: Writer, file_id: str) -> dict[str, Any]:
 
 def sent_name(file: SentFile) -> str:
     """The name as the client has it: in a multipart header a quote and line ends travel percent-encoded."""
-    name = file.filename or ""
+    name = _whole_name(file)
     for sent, meant in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
         name = name.replace(sent, meant)
     if not name or "\0" in name:
         raise BadParameter("file", "the file needs a name without NUL characters")
     return name
+
+
+def _whole_name(file: SentFile) -> str:
+    """The multipart parser drops the front of a name such as `c:\\x.txt`; the part's header has all of it."""
+    header = file.headers.get("content-disposition", "").encode("latin-1").decode("utf-8", "replace")
+    drive = re.search(r'filename="(\\\\[^"]*|.:\\[^"]*)"', header)
+    return drive[1].replace("\\\\", "\\") if drive else file.filename or ""

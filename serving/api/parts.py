@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ingest.deletes import Deleter
+from ingest.sync import DoneHash
 from retrieval.search import Retriever
 from serving.engine.types import Engine
 from serving.settings import Settings
@@ -32,6 +33,7 @@ class ApiParts:
     retriever: Retriever
     embedder: TextEmbedder
     engine: Engine
+    done_hash: DoneHash
     ring: Callable[[str], None]
     secret: bytes
     clock: Callable[[], float] = time.time

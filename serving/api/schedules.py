@@ -1,3 +1,53 @@
+"""/v1/schedules: when a corpus is synced from its source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from serving.api.access import AnyPage, Parts, Reader, Writer, deleted
+from serving.doors import schedules
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
+Cron = Annotated[str, Field(min_length=9, max_length=200)]
+Zone = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class ScheduleBody(BaseModel):
+    corpus_id: str
+    cron: Cron
+    timezone: Zone = "UTC"
+
+
+class ScheduleChange(BaseModel):
+    cron: Cron | None = None
+    timezone: Zone | None = None
+    enabled: bool | None = None
+
+
+@router.post("")
+def create_schedule(parts: Parts, who: Writer, body: ScheduleBody) -> dict[str, Any]:
+    return schedules.create(parts, who, body.corpus_id, body.cron, body.timezone)
+
+
+@router.get("")
+def list_schedules(parts: Parts, who: Reader, page: AnyPage) -> dict[str, Any]:
+    return schedules.show_all(parts, who, page)
+
+
+@router.get("/{schedule_id}")
+def retrieve_schedule(parts: Parts, who: Reader, schedule_id: str) -> dict[str, Any]:
+    return schedules.show(parts, who, schedule_id)
+
+
+@router.post("/{schedule_id}")
+def update_schedule(parts: Parts, who: Writer, schedule_id: str, body: ScheduleChange) -> dict[str, Any]:
+    return schedules.change(parts, who, schedule_id, body.cron, body.timezone, body.enabled)
+
+
+@router.delete("/{schedule_id}")
+def delete_schedule(parts: Parts, who: Writer, schedule_id: str) -> dict[str, Any]:
+    schedules.remove(parts, who, schedule_id)
+    return deleted(schedule_id, "schedule")

@@ -24,9 +24,10 @@ Attributes = Annotated[
 class AttachBody(Chunking):
     file_id: str
     attributes: Attributes | None = None
+    access: Annotated[list[str], Field(max_length=1000)] | None = None  # ids of the keys that may see it
 
     def wanted(self) -> Wanted:
-        return Wanted(self.file_id, dict(self.attributes or {}))
+        return Wanted(self.file_id, dict(self.attributes or {}), access=self.access)
 
 
 class AttributesBody(BaseModel):

@@ -128,27 +128,6 @@ def remove(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
     }
 
 
-def get_source(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
-    """Where the corpus is synced from; `source` is None if from nowhere."""
-    with parts.catalogue.read() as session:
-        return _source_shape(find(session, who, corpus_id))
-
-
-def set_source(
-    parts: ApiParts, who: Principal, corpus_id: str, source: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Say where the corpus is synced from; checked against the allowed roots when a sync reads it."""
-    with parts.catalogue.write() as session:
-        corpus = find(session, who, corpus_id)
-        corpus.source = source
-        audit(session, who, "corpus.source", corpus_id, parts.clock())
-        return _source_shape(corpus)
-
-
-def _source_shape(corpus: Corpus) -> dict[str, Any]:
-    return {"object": "corpus.source", "corpus_id": corpus.id, "source": corpus.source}
-
-
 def shapes(session: Session, rows: Sequence[Corpus]) -> list[dict[str, Any]]:
     """Corpora as vector stores, counted in one query."""
     counts: dict[str, dict[str, int]] = {row.id: dict.fromkeys(COUNTED, 0) for row in rows}

@@ -30,7 +30,9 @@ class Wanted:
     file_id: str
     attributes: dict[str, Any] = field(default_factory=dict)
     path: str | None = None
-    access: list[Any] | None = None  # ids of the keys that may see it; None: all of the tenant
+    access: list[Any] | None = (
+        None  # ids of the keys that may see it beside its adder; None: all of the tenant
+    )
 
 
 def plan(session: Session, who: Principal, corpus: Corpus, wanted: Sequence[Wanted]) -> Job:
@@ -43,12 +45,17 @@ def plan(session: Session, who: Principal, corpus: Corpus, wanted: Sequence[Want
             f"{file.id}/{path}" if path in items else path
         )  # two files of one name in one batch are both kept
         document = attach(
-            session, corpus, path, file.id, file.sha256, attributes=want.attributes, access=want.access
+            session, corpus, path, file.id, file.sha256, attributes=want.attributes, access=_access(who, want)
         )
         items[path] = JobItem(path, document.id, file.id)
     return create_job(
         session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=list(items.values())
     )
+
+
+def _access(who: Principal, want: Wanted) -> list[Any] | None:
+    """Whoever adds a document goes on seeing it."""
+    return None if want.access is None else sorted({*want.access, *who.names})
 
 
 def add(parts: ApiParts, who: Principal, corpus_id: str, wanted: Wanted) -> dict[str, Any]:

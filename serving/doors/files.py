@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from ingest.files import delete_file, read_file, store_file
 from ingest.jobs import new_id
+from ingest.sync import offer
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors.paging import Page, listing, window
@@ -40,12 +41,17 @@ def open_to(who: Principal) -> list[ColumnElement[bool]]:
 
 
 def store(parts: ApiParts, who: Principal, filename: str, data: bytes, purpose: str) -> File:
-    """Keep an upload. Same bytes and name are the same file, unless the asker may not see that one."""
+    """Keep an upload, and give it to the syncs that wait for it. Same bytes and name are the same file,
+    unless the asker may not see that one."""
     file = store_file(parts.catalogue, parts.objects, who.tenant_id, filename, data, purpose)
     with parts.catalogue.write() as session:
         if session.scalars(select(File.id).where(File.id == file.id, *_visible(who))).first() is None:
             file = _twin(file)
             session.add(file)
+            session.flush()
+        awaited = offer(session, file)
+    if awaited:
+        parts.ring("ingest")
     return file
 
 

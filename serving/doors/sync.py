@@ -1,4 +1,4 @@
-"""Making a corpus like a manifest, or like its source."""
+"""Making a corpus like a manifest, or like its source; and the source itself."""
 
 from __future__ import annotations
 
@@ -6,28 +6,71 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingest.job_view import view
-from ingest.jobs import create_job
+from ingest.planner import open_source
+from ingest.sources import Entry
+from ingest.sync import queue_sync, sync_manifest
 from serving.api.parts import ApiParts
-from serving.auth import Principal
+from serving.auth import Principal, audit
 from serving.doors import corpora
-from storage.errors import UserError
+from storage.catalogue.schema import Corpus
 
 
-def from_source(
-    parts: ApiParts, who: Principal, corpus_id: str, delete_missing: bool, dry_run: bool
-) -> dict[str, Any]:
+def from_source(parts: ApiParts, who: Principal, corpus_id: str, delete_missing: bool) -> dict[str, Any]:
+    """A job that makes the corpus like its source. Raises NotFound, UserError."""
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
-        job = create_job(session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="sync", planned=False)
-        return view(session, job)
+        job = queue_sync(session, corpus, {"delete_missing": delete_missing})
+        shown = {**view(session, job), "job_id": job.id}
+    parts.ring("ingest")
+    return shown
 
 
 def from_manifest(
     parts: ApiParts,
     who: Principal,
     corpus_id: str,
-    manifest: Sequence[Any],
+    manifest: Sequence[Entry],
     delete_missing: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
-    raise UserError("TODO")
+    """What the manifest changes, and unless it is a dry run the job that does; contents are uploaded after.
+
+    Raises NotFound, UserError."""
+    with parts.catalogue.write() as session:
+        corpus = corpora.find(session, who, corpus_id)
+        done = sync_manifest(
+            session,
+            corpus,
+            manifest,
+            delete_missing=delete_missing,
+            done_hash=parts.done_hash,
+            dry_run=dry_run,
+        )
+        if not dry_run and delete_missing:
+            audit(session, who, "corpus.sync", corpus_id, parts.clock())
+    if not dry_run:
+        parts.ring("ingest")
+    return {"object": "corpus.sync", "corpus_id": corpus_id, **done}
+
+
+def get_source(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
+    """Where the corpus is synced from; `source` is None if from nowhere. Raises NotFound."""
+    with parts.catalogue.read() as session:
+        return _shape(corpora.find(session, who, corpus_id))
+
+
+def set_source(
+    parts: ApiParts, who: Principal, corpus_id: str, source: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Say where the corpus is synced from. Raises NotFound, or UserError if the server may not read there."""
+    if source is not None:
+        open_source(source, parts.settings.source_roots.split(":"))
+    with parts.catalogue.write() as session:
+        corpus = corpora.find(session, who, corpus_id)
+        corpus.source = source
+        audit(session, who, "corpus.source", corpus_id, parts.clock())
+        return _shape(corpus)
+
+
+def _shape(corpus: Corpus) -> dict[str, Any]:
+    return {"object": "corpus.source", "corpus_id": corpus.id, "source": corpus.source}

@@ -1,4 +1,4 @@
-"""A real server on loopback over small real parts; only the engine is a stand-in, which repeats the question."""
+"""A real server on loopback over small real parts; only the engine is a stand-in: it repeats the question."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
-from fixtures_work import ParagraphParser, Work, WordEmbedder
+from fixtures_work import ParagraphParser, WordEmbedder, Work
 from sqlalchemy.orm import Session
 
 from retrieval.index import ChunkIndex, open_index
@@ -55,7 +55,9 @@ class EchoGeneration:
             yield Delta(said[-1])
         used = request.chunks
         prompt = 10 + sum(len(chunk.token_ids) for chunk in used)
-        report = Report(method=request.method, chunks=len(used), tokens_reused=prompt - 10, tokens_computed=10)
+        report = Report(
+            method=request.method, chunks=len(used), tokens_reused=prompt - 10, tokens_computed=10
+        )
         report.ms = {"first_token": 1.0}
         self.outcome = Outcome("".join(said), "stop", prompt, len(words), used, report)
 
@@ -129,7 +131,8 @@ class Site:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, **options)
 
     def http(self, key: str | None = None, **options: Any) -> httpx.Client:
-        headers = {"authorization": f"Bearer {self.admin_key if key is None else key}"} if key != "" else {}
+        bearer = f"Bearer {self.admin_key if key is None else key}".encode("latin-1")
+        headers = {} if key == "" else {b"authorization": bearer}
         return httpx.Client(base_url=self.url, headers=headers, timeout=20, **options)
 
     def ingest(self) -> None:
@@ -178,7 +181,9 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
     index = open_index(catalogue, embedder)
     index.ensure()
     work = Work(catalogue, objects, IngestSide(index), ParagraphParser())
-    settings = Settings(data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources"))
+    settings = Settings(
+        data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources")
+    )
     parts = ApiParts(
         settings=settings,
         catalogue=catalogue,
@@ -188,6 +193,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         retriever=Retriever(catalogue, index, embedder),
         embedder=embedder,
         engine=engine,
+        done_hash=work.pipeline.done_hash,
         ring=rung.append,
         secret=SECRET,
     )

@@ -152,9 +152,16 @@ def test_a_short_question_is_looked_up_with_the_turn_before(site: Site, monkeypa
     asked = []
     search = site.parts.retriever.search
     monkeypatch.setattr(site.parts.retriever, "search", lambda **k: asked.append(k["query"]) or search(**k))
-    turns = [{"role": "user", "content": "When are invoices due in 2022?"}, {"role": "assistant", "content": "x"}]
+    turns = [
+        {"role": "user", "content": "When are invoices due in 2022?"},
+        {"role": "assistant", "content": "x"},
+    ]
     ask(site, model="echo-1@handbook", messages=[*turns, {"role": "user", "content": "and in 2023?"}])
-    ask(site, model="echo-1@handbook", messages=[*turns, {"role": "user", "content": "Who sends the reminders out?"}])
+    ask(
+        site,
+        model="echo-1@handbook",
+        messages=[*turns, {"role": "user", "content": "Who sends the reminders out?"}],
+    )
     assert asked == ["When are invoices due in 2022?\nand in 2023?", "Who sends the reminders out?"]
 
 
