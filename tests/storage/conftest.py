@@ -26,7 +26,7 @@ def s3_root(s3_server) -> Iterator[S3Store]:
 
 @pytest.fixture
 def s3_store(s3_root: S3Store) -> S3Store:
-    """An empty store below a prefix of its own; with the root's client, as boto3 takes half a second for one."""
+    """An empty store below a prefix of its own, with the root's client: making one takes half a second."""
     store = copy.copy(s3_root)
     store._prefix = f"test/{uuid.uuid4().hex}/"
     return store

@@ -278,15 +278,22 @@ def test_token_ids_that_do_not_fit_their_checksum_are_damage():
     assert read(forge(canonical(HEADER), bytes(data))) is Miss.DAMAGED
 
 
-def test_consistent_sections_of_the_wrong_size_are_damage():
-    """All checksums and offsets hold, but a layer is not as long as its tensor."""
-    payloads = [OBJECT[DATA_START : DATA_START + 12], bytes(48), bytes(96)]
+@pytest.mark.parametrize(
+    "lengths", [(12, 48, 96), (12, 96, 48), (12, 47, 48), (8, 48, 48), (13, 48, 48), (16, 48, 48)], ids=str
+)
+def test_consistent_sections_of_the_wrong_size_are_damage(lengths):
+    """All checksums and offsets hold, but a section is not as long as what it stands for."""
     rows, data = [], b""
-    for payload in payloads:
-        rows.append([len(data), len(payload), xxhash.xxh3_128_hexdigest(payload)])
-        data += payload + bytes(-len(payload) % 64)
+    for length in lengths:
+        rows.append([len(data), length, xxhash.xxh3_128_hexdigest(bytes(length))])
+        data += bytes(length + -length % 64)
     forged = forge(canonical({**HEADER, "token_ids": rows[0], "sections": rows[1:]}), data)
     assert read(forged) is Miss.DAMAGED
+
+
+def test_room_between_the_last_section_and_the_commit_mark_is_damage():
+    for more in (bytes(64), OBJECT[DATA_START : DATA_START + 64]):
+        assert read(forge(canonical(HEADER), OBJECT[DATA_START:-32] + more)) is Miss.DAMAGED
 
 
 def test_a_header_length_beyond_the_object_or_the_limit_is_damage():

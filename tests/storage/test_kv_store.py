@@ -147,6 +147,12 @@ def test_an_object_that_shrinks_while_it_is_read_is_damage(folder):
     assert KVStore(folder).get(KEYS[0], PROFILE) is Miss.DAMAGED
 
 
+def test_a_read_that_says_it_was_short_is_damage_whatever_the_buffer_holds(folder, monkeypatch):
+    read_into = folder.read_into
+    monkeypatch.setattr(folder, "read_into", lambda name, buffer: read_into(name, buffer) - 1)
+    assert KVStore(folder).get(KEYS[0], PROFILE) is Miss.DAMAGED
+
+
 # --- memory ---
 
 

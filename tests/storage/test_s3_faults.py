@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
 from kv_samples import record, same
 from rude_server import RudeServer
+from urllib3.exceptions import ProtocolError
 
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
 from storage.format import encode
@@ -146,6 +148,31 @@ def test_writing_deleting_and_listing_raise_our_error_and_tell_no_secrets(server
         assert caught.value.retryable
         assert caught.value.__cause__ is None
         assert all(word not in str(caught.value) for word in ("hush", "AKIA", "127.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("foreign", "ours"),
+    [
+        (ReadTimeoutError(endpoint_url="u"), StorageTimeout),
+        (ConnectTimeoutError(endpoint_url="u"), StorageTimeout),
+        (TimeoutError("hush"), StorageTimeout),
+        (EndpointConnectionError(endpoint_url="u"), StorageUnavailable),
+        (ClientError({"Error": {"Code": "Strange", "Message": "hush"}}, "x"), StorageUnavailable),
+        (ProtocolError("hush"), StorageUnavailable),
+        (ConnectionResetError("hush"), StorageUnavailable),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_every_foreign_error_becomes_ours(connect, monkeypatch, foreign, ours):
+    def fail(**_: object) -> None:
+        raise foreign
+
+    store = connect()
+    monkeypatch.setattr(store._client, "head_object", fail)
+    with pytest.raises(ours) as caught:
+        store.size("a")
+    assert type(caught.value) is ours
+    assert "hush" not in str(caught.value)
 
 
 def test_a_missing_object_is_told_from_a_missing_bucket(server, connect):
