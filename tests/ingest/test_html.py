@@ -62,6 +62,6 @@ def test_the_declared_charset_is_used() -> None:
 
 
 def test_five_thousand_nested_elements_are_read_in_a_moment() -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert parse(b"<div>" * 5000 + b"deep", "a.html").text == "deep"
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
