@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HashedWords, Library
+from small_library import HashedWords, Library
 from sqlalchemy import select, text
 
 from retrieval.index import open_index
@@ -215,7 +215,7 @@ def test_deleted_words_and_vectors_leave_the_file(tmp_path: Path) -> None:
 KILLED = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from conftest import Library
+from small_library import Library
 library = Library(sys.argv[1])
 for number in range(100_000):
     library.put("vs_1", f"{number:06}", f"alpha w{number}")
