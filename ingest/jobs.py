@@ -163,8 +163,10 @@ def cancel(session: Session, job_id: str) -> None:
     if job is None or job.status not in ACTIVE:
         return
     job.status = "cancelling"
-    waiting = session.scalars(select(JobFile).where(JobFile.job_id == job_id, JobFile.status == "pending"))
-    for row in waiting.all():
+    waiting = select(JobFile).where(JobFile.job_id == job_id, JobFile.status == "pending")
+    for row in session.scalars(
+        waiting.with_for_update(skip_locked=True)
+    ).all():  # others are just being claimed
         mark_cancelled(session, row)
     _disown_kv(session, job_id)
     settle(session, job_id)

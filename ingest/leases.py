@@ -3,6 +3,9 @@
 A row that waits is never touched by the reaper: only a lease can expire. On a pending row `lease_expires`
 is the time
 before which it is not tried again.
+
+Whoever locks several rows locks jobs first, then their files, then documents, then KV objects: so that
+PostgreSQL never finds two of us waiting for each other.
 """
 
 from __future__ import annotations
@@ -111,7 +114,8 @@ def has_work(session: Session) -> bool:
 
 
 def owned(session: Session, lease: FileLease) -> JobFile:
-    """The leased row, locked. Raises LeaseLost if it is no longer this lease's."""
+    """The leased row, locked, behind its job. Raises LeaseLost if it is no longer this lease's."""
+    lock_job(session, lease.job_id)
     row = session.get(JobFile, lease.job_file_id, with_for_update=True, populate_existing=True)
     if row is None or row.status != "leased" or row.lease_owner != lease.token:
         raise LeaseLost("the lease on this file has expired")
@@ -156,15 +160,15 @@ class Hold:
     def _renew(self) -> bool:
         now = time.time()
         with self._catalogue.write() as session:
-            held: Any = session.execute(
-                update(JobFile)
-                .where(JobFile.id == self._lease.job_file_id, JobFile.lease_owner == self._lease.token)
-                .values(lease_expires=now + self._seconds)
-            )
             session.execute(
                 update(Job)
                 .where(Job.id == self._lease.job_id, Job.status.in_(ACTIVE))
                 .values(last_heartbeat_at=now)
+            )
+            held: Any = session.execute(
+                update(JobFile)
+                .where(JobFile.id == self._lease.job_file_id, JobFile.lease_owner == self._lease.token)
+                .values(lease_expires=now + self._seconds)
             )
         self._renewed = time.monotonic()
         return bool(held.rowcount)
@@ -259,21 +263,19 @@ def give_back(
 def reap(session: Session) -> set[str]:
     """Return what dead workers held, or fail it after too many of them. The ids of the jobs concerned."""
     now = time.time()
-    expired = session.scalars(
-        select(JobFile)
-        .where(JobFile.status == "leased", JobFile.lease_expires < now)
-        .with_for_update(skip_locked=True)
-    ).all()
-    for row in expired:
-        job = session.get(Job, row.job_id)
-        if job is None or job.status == "cancelling":
-            mark_cancelled(session, row)
-        else:
-            give_back(
-                session, row, job.max_attempts, "worker_lost", f"{row.attempt + 1} workers died on this file"
-            )
-    jobs = {row.job_id for row in expired} | _reap_plans(session, now)
-    for job_id in jobs:
+    expired = JobFile.status == "leased", JobFile.lease_expires < now
+    jobs = set(session.scalars(select(JobFile.job_id).where(*expired).distinct()))
+    for job_id in sorted(jobs):
+        job = lock_job(session, job_id)
+        rows = select(JobFile).where(JobFile.job_id == job_id, *expired).with_for_update(skip_locked=True)
+        for row in session.scalars(rows).all():
+            if job is None or job.status == "cancelling":
+                mark_cancelled(session, row)
+            else:
+                lost = f"{row.attempt + 1} workers died on this file"
+                give_back(session, row, job.max_attempts, "worker_lost", lost)
+    jobs |= _reap_plans(session, now)
+    for job_id in sorted(jobs):
         settle(session, job_id)
     return jobs
 

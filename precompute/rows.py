@@ -96,15 +96,19 @@ def renew(session: Session, tokens: Iterable[str], seconds: float) -> None:
     """Renew all that these leases hold, and the heartbeats of the jobs behind it."""
     now = time.time()
     held = KVObject.lease_owner.in_(list(tokens))
-    jobs = list(session.scalars(select(KVObject.job_id).where(held).distinct()))
+    jobs = sorted(filter(None, session.scalars(select(KVObject.job_id).where(held).distinct())))
+    session.execute(update(Job).where(Job.id.in_(jobs), Job.status.in_(ACTIVE)).values(last_heartbeat_at=now))
     session.execute(
         update(KVObject).where(held, KVObject.status == "leased").values(lease_expires=now + seconds)
     )
-    session.execute(update(Job).where(Job.id.in_(jobs), Job.status.in_(ACTIVE)).values(last_heartbeat_at=now))
 
 
 def mark_done(session: Session, batch: Batch, written: Mapping[str, int], seconds: float) -> None:
     """End the rows whose objects are stored, and count them in their jobs."""
+    for job_id in sorted({owed.job_id for owed in batch.rows if owed.job_id is not None}):
+        session.get(
+            Job, job_id, with_for_update=True, populate_existing=True
+        )  # jobs before rows, as everywhere
     rows = _locked(session, written)
     counts: dict[str, dict[str, float]] = {}
     for owed in batch.rows:

@@ -236,9 +236,9 @@ def make_work(folder: Path) -> Work:
     return open_work(folder)
 
 
-def open_work(folder: Path) -> Work:
+def open_work(folder: Path, url: str | None = None) -> Work:
     """The same whole as another process has it."""
-    catalogue = open_catalogue(f"sqlite:///{folder / 'catalogue.db'}")
+    catalogue = open_catalogue(url or f"sqlite:///{folder / 'catalogue.db'}")
     return Work(catalogue, FolderStore(folder / "objects"), Index(catalogue), ParagraphParser())
 
 
