@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request
@@ -12,13 +12,14 @@ from serving.auth import Forbidden, Principal
 from serving.doors.paging import Page
 
 
-def _parts(request: Request) -> ApiParts:
+# Asynchronous, so that no dependency waits for a thread: the pool may be full of uploads.
+async def _parts(request: Request) -> ApiParts:
     parts: ApiParts = request.app.state.parts
     return parts
 
 
-def _needs(scope: str) -> Callable[[Request], Principal]:
-    def dependency(request: Request) -> Principal:
+def _needs(scope: str) -> Callable[[Request], Awaitable[Principal]]:
+    async def dependency(request: Request) -> Principal:
         principal: Principal = request.state.principal
         if not principal.may(scope):
             raise Forbidden(f"This key has no {scope!r} scope.")

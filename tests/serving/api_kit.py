@@ -126,9 +126,12 @@ class Site:
     work: Work
     admin_key: str
     rung: list[str]
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, **options)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, **options)
+        self.clients.append(client)
+        return client
 
     def http(self, key: str | None = None, **options: Any) -> httpx.Client:
         bearer = f"Bearer {self.admin_key if key is None else key}".encode("latin-1")
@@ -223,5 +226,8 @@ def running_site(folder: Path) -> Iterator[Site]:
     key = ensure_admin_key(parts.catalogue, SECRET)
     assert key is not None
     with running(build_app(parts)) as url:
-        yield Site(url, parts, engine, work, key, rung)
+        site = Site(url, parts, engine, work, key, rung)
+        yield site
+        for client in site.clients:
+            client.close()
     parts.catalogue.close()
