@@ -1,8 +1,7 @@
 """Leases on a job's files: claimed in turn, renewed by a heartbeat, reaped when a worker is dead.
 
 A row that waits is never touched by the reaper: only a lease can expire. On a pending row `lease_expires`
-is the time
-before which it is not tried again.
+is the time before which it is not tried again.
 
 Whoever locks several rows locks jobs first, then their files, then documents, then KV objects: so that
 PostgreSQL never finds two of us waiting for each other.

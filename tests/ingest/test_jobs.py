@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from fixtures_work import Work, paragraphs
@@ -167,6 +168,23 @@ def test_cancel_reaches_a_running_file_within_a_second(work: Work) -> None:
     document = work.document(corpus, "a.txt")
     assert document is not None
     assert document.status == "cancelled"
+
+
+def test_cancel_just_before_the_commit_stores_nothing(work: Work) -> None:
+    corpus = work.corpus()
+    job = work.upload(corpus, {"a.txt": paragraphs(2)})
+    pipeline = work.pipeline
+
+    def cancelled(*args: object) -> list[str | None]:
+        with work.catalogue.write() as session:
+            cancel(session, job)
+        return [None, None]
+
+    lease = claim_file(work.catalogue, "w", 60)
+    assert lease is not None
+    replace(pipeline, kv_keys=cancelled).process(lease)
+    assert work.view(job)["status"] == "cancelled"
+    assert work.chunks(corpus) == []
 
 
 def test_twenty_jobs_on_one_worker_none_reaped_while_waiting(work: Work) -> None:

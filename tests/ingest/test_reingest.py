@@ -194,6 +194,22 @@ def test_running_a_file_twice_stores_it_once(work: Work) -> None:
     assert document.generation == 1
 
 
+def test_who_lost_the_lease_stores_nothing_while_another_works(work: Work) -> None:
+    corpus = work.corpus()
+    work.upload(corpus, {"a.txt": paragraphs(3)})
+    slow = claim_file(work.catalogue, "slow", 5)
+    with work.catalogue.write() as session:
+        session.execute(update(JobFile).values(lease_expires=time.time() - 1))
+        reap(session)
+    fast = claim_file(work.catalogue, "fast", 5)
+    assert slow is not None
+    assert fast is not None
+    work.pipeline.process(slow)
+    assert work.chunks(corpus) == []
+    work.pipeline.process(fast)
+    assert len(work.chunks(corpus)) == 3
+
+
 def test_a_fault_of_ours_is_tried_three_times_and_then_reported(work: Work) -> None:
     corpus = work.corpus()
 

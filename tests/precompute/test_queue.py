@@ -216,6 +216,11 @@ def test_who_lost_the_lease_ends_nothing(work: Work, store: KVStore, reader: Tin
         rows.give_back(session, stale, [stale.rows[0].key], blame=True, max_attempts=1)
     assert statuses(work) == ["done"]
     assert work.view(job) == before
+    with work.catalogue.write() as session:
+        assert rows.request_repair(session, stale.rows[0].key)
+        assert rows.claim(session, "other", 60, 10**6, None) is not None
+        rows.mark_done(session, stale, {stale.rows[0].key: 7}, 1.0)
+    assert statuses(work) == ["leased"], "another worker holds it"
 
 
 def test_two_workers_compute_each_chunk_once(work: Work, store: KVStore, reader: TinyReader) -> None:
@@ -280,6 +285,18 @@ def test_a_damaged_object_is_computed_again(work: Work, store: KVStore, reader: 
     queue.drain()
     assert isinstance(store.get(key, PROFILE), KVRecord)
     assert work.view(job) == before
+
+
+def test_a_repair_during_a_job_counts_its_chunk_once(work: Work, store: KVStore, reader: TinyReader) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
+    queue = make_queue(work, store, reader, batch_tokens=15)
+    queue.run_once()
+    with work.catalogue.read() as session:
+        [key] = session.scalars(select(KVObject.key).where(KVObject.status == "done"))
+    assert queue.request_repair(key)
+    queue.drain()
+    assert reader.compiled == 3
+    assert work.view(job)["progress"]["chunks_computed"] == 2
 
 
 def test_rows_of_another_model_are_never_stored(work: Work, store: KVStore, reader: TinyReader) -> None:
