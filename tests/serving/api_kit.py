@@ -43,7 +43,7 @@ class EchoGeneration:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         engine, request = self.engine, self.request
-        label = "[1] " if request.chunks else ""
+        label = "[1] " if request.chunks and engine.answer is None else ""
         words = (label + engine.says(request)).split(" ")
         await self._wait(engine.first_pause)
         said = []
