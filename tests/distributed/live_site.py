@@ -50,7 +50,7 @@ class Backends:
 class Site:
     folder: Path
     backends: Backends
-    broker: LocalBroker
+    broker: LocalBroker | None
     model: Path
     port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Site:
             **kept,
             "PREREAD_DATA_DIR": str(data),
             "PREREAD_PORT": str(self.port),
-            "PREREAD_BROKER_URL": self.broker.url,
+            **({"PREREAD_BROKER_URL": self.broker.url} if self.broker else {}),
             "PREREAD_MODEL": str(self.model),
             "PREREAD_THREADS": "1",
             "PREREAD_LEASE_SECONDS": str(LEASE_SECONDS),

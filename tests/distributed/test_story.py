@@ -122,6 +122,7 @@ def _delete(site: Site, corpus_id: str) -> None:
     assert objects == Counter(wanted)
 
 
+@pytest.mark.parametrize("broker", ["files"], indirect=True)
 @pytest.mark.parametrize("backends", ["one folder"], indirect=True)
 def test_what_waits_is_done_by_a_worker_that_comes_later(site: Site) -> None:
     for name in ("worker-1", "worker-2"):
