@@ -118,7 +118,8 @@ class SQLiteIndex:
         }
         sql = LEXICAL
         if documents is not None:
-            sql += f" AND rowid IN {OF_DOCUMENTS}"
+            # The plus sign keeps SQLite from running the text search once per chunk of the list.
+            sql += f" AND +rowid IN {OF_DOCUMENTS}"
             values["documents"] = json.dumps(list(documents))
         rows = session.execute(text(sql + " ORDER BY score DESC, rowid LIMIT :k"), values)
         return [(id_, score) for id_, score in rows]

@@ -74,6 +74,24 @@ def test_the_final_list_goes_by_the_rows_not_by_the_index(library, mode: str) ->
 
     library.retriever = Retriever(library.catalogue, Faulty(), library.embedder)
     assert library.find("zebra", mode=mode) == ["mine"]
+    assert library.find("zebra", "vs_1", "vs_other", mode=mode) == ["mine"]
+
+
+def test_the_index_is_not_even_asked_about_another_tenants_corpus(library) -> None:
+    library.corpus("vs_other", "t2")
+    asked: list[list[str]] = []
+
+    class Spy:
+        def dense(self, _session: object, corpus_ids: list[str], *_: object) -> list[tuple[int, float]]:
+            asked.append(corpus_ids)
+            return []
+
+        lexical = dense
+
+    library.retriever = Retriever(library.catalogue, Spy(), library.embedder)
+    library.find("zebra", "vs_1", "vs_other")
+    library.find("zebra", "vs_other")
+    assert asked == [["vs_1"], ["vs_1"]]
 
 
 def test_what_vanishes_during_a_search_is_replaced_by_what_came(
