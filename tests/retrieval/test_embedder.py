@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import threading
@@ -100,6 +101,18 @@ def test_identity_follows_the_content_and_not_the_place(embedder: TextEmbedder, 
         file.write(" ")
     assert SentenceEmbedder(str(copy)).identity != f"model@{fingerprint}"
     assert len(embedder.identity) < 64
+
+
+def test_vectors_are_unit_also_where_the_model_does_not_see_to_it(
+    embedder: TextEmbedder, tmp_path: Path
+) -> None:
+    for entry in find_model("embedded").iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    (tmp_path / "modules.json").unlink()
+    (tmp_path / "modules.json").write_text(json.dumps(modules[:2]))  # without the last, which normalises
+    expected = embedder.embed(TEXTS[:1])[0]
+    assert SentenceEmbedder(str(tmp_path)).embed(TEXTS[:1])[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_threads_share_one_embedder() -> None:
