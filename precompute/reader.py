@@ -62,6 +62,11 @@ class Reader:
         self.prefix_ids = self._prefix_tokens(filler)
         self.profile = self._profile(dtype, codec, filler)
 
+    def refuse_blending(self, reason: str) -> None:
+        """Serve this model by full prefill from now on, through its own attention and cache."""
+        self.full_prefill_reason = reason
+        self.model.set_attn_implementation("sdpa")
+
     def _prefix_tokens(self, filler: int) -> list[int]:
         ids = list(self.format.frame)
         passages = filler_passages()[:filler]
@@ -111,9 +116,12 @@ class Reader:
         return self.compile_behind(self.prefix_kv(), batch)
 
     @torch.inference_mode()
-    def compile_behind(self, prefix: torch.Tensor, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    def compile_behind(
+        self, prefix: torch.Tensor, batch: Sequence[Sequence[int]], offset: int | None = None
+    ) -> list[torch.Tensor]:
+        """As `compile`, behind a given prefix KV; `offset`: position of a chunk's first token, by default the prefix's end."""
         lengths = [len(ids) for ids in batch]
-        offset = prefix.shape[3]
+        offset = prefix.shape[3] if offset is None else offset
         ids = torch.tensor([i for chunk in batch for i in chunk], device=self.device)
         positions = torch.cat([torch.arange(offset, offset + n, device=self.device) for n in lengths])
         packed = PackedPass(prefix, lengths)

@@ -128,12 +128,15 @@ class Wiring:
     def _reader(self) -> Reader:
         import torch
 
+        from precompute.gate import check_model
         from precompute.reader import Reader
 
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
         folder = model_folder(self.settings)
-        return Reader(folder, device=self.settings.device, dtype=self.settings.dtype)
+        reader = Reader(folder, device=self.settings.device, dtype=self.settings.dtype)
+        check_model(reader)
+        return reader
 
     def kv_keys(self, batch: Sequence[tuple[int, ...]], group: str) -> Sequence[str | None]:
         """The keys of chunks in a sharing group; None where the model's state is not blended at all."""

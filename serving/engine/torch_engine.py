@@ -109,6 +109,8 @@ class TorchEngine:
     def _run(self) -> None:
         active: deque[tuple[TorchGeneration, Generator[None, None, None]]] = deque()
         waiting: deque[tuple[TorchGeneration, Records]] = deque()
+        if not self.full_prefill_reason:
+            self.reader.frame_kv()  # so that the first request does not pay for it
         while True:
             try:
                 item = self._inbox.get(block=not active and not waiting)
