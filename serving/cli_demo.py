@@ -22,6 +22,7 @@ from storage.errors import UserError
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 QUESTIONS = ("policies-02", "contracts-01", "codebase-05")
 ROUNDS = 3
+ANSWER_TOKENS = 64
 WIDTH = 100
 
 
@@ -114,14 +115,16 @@ def _ask(api: Api, corpus_id: str, question: dict[str, Any], rounds: int, quiet:
         for name, method in (("full", "full"), ("blended", None)):
             measured = answer(api, corpus_id, text, method=method, max_tokens=1)
             times[name].append(measured.first_token_s or 0.0)
-    done = answer(api, corpus_id, text, max_tokens=96)
+    done = answer(api, corpus_id, text, max_tokens=ANSWER_TOKENS)
+    plain = answer(api, corpus_id, text, method="full", max_tokens=ANSWER_TOKENS)
     full, blended = (statistics.median(times[name]) for name in ("full", "blended"))
     if not quiet:
-        _print(text, done, full, blended)
+        _print(question, done, plain, full, blended)
     return {
         "question": text,
         "expected": question["answers"],
         "answer": done.text,
+        "answer_full": plain.text,
         "citations": done.citations,
         "preread": done.preread,
         "first_token_s": blended,
@@ -129,10 +132,20 @@ def _ask(api: Api, corpus_id: str, question: dict[str, Any], rounds: int, quiet:
     }
 
 
-def _print(question: str, done: Answered, full: float, blended: float) -> None:
-    told = textwrap.indent(textwrap.fill(done.text.strip(), WIDTH - 2), "  ")
-    print(f"\nQ: {question}\n{told}\n{sources(done)}")
+def _print(question: dict[str, Any], done: Answered, plain: Answered, full: float, blended: float) -> None:
+    same = plain.text.strip() == done.text.strip()
+    print(f"\nQ: {question['question']}")
+    print(_told("A", done.text))
+    print(_told("by full prefill", "the same answer" if same else plain.text))
+    print(_told("in the document", "; ".join(question["answers"])))
+    print(sources(done))
     print(f"  {cost(done).split('; ', 1)[1]}")
     ratio = full / blended if blended else 0.0
     times = f"{1000 * blended:.0f} ms blended, {1000 * full:.0f} ms by full prefill ({ratio:.1f}x)"
     print(f"  first token: {times}", flush=True)
+
+
+def _told(name: str, text: str) -> str:
+    return textwrap.fill(
+        " ".join(text.split()), WIDTH, initial_indent=f"  {name}: ", subsequent_indent="    "
+    )
