@@ -100,6 +100,18 @@ class Wiring:
         if owed:
             self.ring("precompute")
 
+    def forget_deleted(self) -> int:
+        """Drop from this process's memory what any process has deleted from the catalogue; how many records."""
+        held = self.kv_store.keys_in_memory()
+        if not held:
+            return 0
+        kept = select(KVObject.key).where(KVObject.key.in_(held), KVObject.status != "purge")
+        with self.catalogue.read() as session:
+            gone = set(held) - set(session.scalars(kept))
+        if gone:
+            self.kv_store.forget(gone)
+        return len(gone)
+
     # --- retrieval ---
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,19 @@ def build_api(settings: Settings) -> FastAPI:
     if not wiring.reader.full_prefill_reason:
         wiring.reader.frame_kv()
     wiring.embedder.embed(["warm"])
+    forget = threading.Thread(target=_keep_forgetting, args=(wiring,), name="kv-forget", daemon=True)
+    forget.start()
     return app
+
+
+def _keep_forgetting(wiring: Wiring) -> None:
+    """Deletions by workers and other API processes reach this one's memory within a tick."""
+    while True:
+        time.sleep(wiring.settings.tick_seconds)
+        try:
+            wiring.forget_deleted()
+        except (PrereadError, SQLAlchemyError) as error:
+            log.warning("forgetting failed", error=type(error).__name__)
 
 
 # --- the worker ---

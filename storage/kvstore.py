@@ -91,6 +91,10 @@ class KVStore:
         self._count(deletes=deleted)
         return deleted
 
+    def keys_in_memory(self) -> list[str]:
+        """The records that this process would answer without asking the store."""
+        return self._memory.keys()
+
     def forget(self, keys: Iterable[str]) -> None:
         """Drops these records from memory: for objects that another process has deleted."""
         self._memory.forget(keys)

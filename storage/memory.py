@@ -31,6 +31,11 @@ class MemoryTier:
     def used_bytes(self) -> int:
         return self._used
 
+    def keys(self) -> list[str]:
+        """What is held, least recently used first."""
+        with self._lock:
+            return list(self._entries)
+
     def get(self, key: str) -> KVRecord | None:
         """The record, now the most recently used."""
         with self._lock:
