@@ -60,8 +60,20 @@ class PromptFormat:
 
     def plain(self, turns: Sequence[Turn]) -> list[int]:
         """Ids of a prompt without documents."""
-        rendered = self._render([(t.role, _MARK.format(i)) for i, t in enumerate(turns)])
-        return self._fill(rendered, [t.content for t in turns])
+        try:
+            rendered = self._render_marks(turns)
+        except TemplateError:
+            rendered = ""
+        system = [t.content for t in turns if t.role == "system"]
+        if system and not all(_MARK.format(i) in rendered for i in range(len(turns))):
+            # A template without a system role refuses or drops one: its text goes before the first turn's.
+            first, *rest = [t for t in turns if t.role != "system"] or [Turn("user", "")]
+            turns = [Turn(first.role, "\n\n".join([*system, first.content])), *rest]
+            rendered = ""
+        return self._fill(rendered or self._render_marks(turns), [t.content for t in turns])
+
+    def _render_marks(self, turns: Sequence[Turn]) -> str:
+        return self._render([(t.role, _MARK.format(i)) for i, t in enumerate(turns)])
 
     def _around_documents(self, roles: tuple[str, ...]) -> tuple[str, str]:
         documents = _MARK.format("D")

@@ -40,7 +40,7 @@ class Reader:
         self.format = PromptFormat(self.tokenizer)
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         self.full_prefill_reason = blending_obstacle(config)
-        implementation = "sdpa" if self.full_prefill_reason else attention.NAME
+        implementation = None if self.full_prefill_reason else attention.NAME  # None: the model's own best
         attention.register()
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=self.dtype, attn_implementation=implementation, local_files_only=True
@@ -65,7 +65,7 @@ class Reader:
     def refuse_blending(self, reason: str) -> None:
         """Serve this model by full prefill from now on, through its own attention and cache."""
         self.full_prefill_reason = reason
-        self.model.set_attn_implementation("sdpa")
+        self.model.set_attn_implementation(self.model.get_correct_attn_implementation(None))
 
     def _prefix_tokens(self, filler: int) -> list[int]:
         ids = list(self.format.frame)
@@ -165,6 +165,8 @@ def blending_obstacle(config: Any) -> str | None:
         return "soft-capped attention logits"
     if getattr(config, "max_position_embeddings", None) is None or not hasattr(config, "rope_parameters"):
         return "no rotary position embedding"
+    if any(isinstance(value, dict) for value in (config.rope_parameters or {}).values()):
+        return "rotations that differ from layer to layer"
     try:
         rope_type(config)
     except ModelUnsupported as error:
@@ -175,7 +177,7 @@ def blending_obstacle(config: Any) -> str | None:
 def weights_fingerprint(folder: Path) -> str:
     """SHA-256 over every weights file and the config, in name order: any change of weights is another model."""
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"]):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
