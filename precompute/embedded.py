@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from storage.errors import ModelUnsupported
 
@@ -55,7 +56,8 @@ def _convert(gguf: Path, out: Path) -> None:
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    factory: Any = AutoModelForCausalLM
+    plain = factory.from_config(config, dtype=torch.bfloat16)
     plain.load_state_dict(loaded.state_dict())
     plain.save_pretrained(out)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)

@@ -42,7 +42,8 @@ class Reader:
         self.full_prefill_reason = blending_obstacle(config)
         implementation = None if self.full_prefill_reason else attention.NAME  # None: the model's own best
         attention.register()
-        self.model: Any = AutoModelForCausalLM.from_pretrained(
+        factory: Any = AutoModelForCausalLM  # its methods are not typed
+        self.model = factory.from_pretrained(
             folder, dtype=self.dtype, attn_implementation=implementation, local_files_only=True
         )
         self.model.to(self.device).eval()

@@ -7,6 +7,7 @@ Source of the rotation: Su et al., RoFormer (2021), in the half-split form of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ POSITION_ONLY = frozenset({"default", "linear", "llama3", "yarn", "proportional"
 class Rope:
     """Rotates K of shape [..., tokens, head_dim] to given positions and back, in fp32."""
 
-    def __init__(self, rotary: torch.nn.Module, max_positions: int, device: torch.device) -> None:
+    def __init__(self, rotary: Callable[..., Any], max_positions: int, device: torch.device) -> None:
         self._factor = float(getattr(rotary, "attention_scaling", 1.0))
         with torch.no_grad():
             positions = torch.arange(max_positions, device=device)[None]

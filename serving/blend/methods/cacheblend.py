@@ -19,7 +19,7 @@ from serving.blend.scatter import ScatterPass, recompute, union
 PROBE_LAYER = 1
 
 
-class _ProbeDone(Exception):  # noqa: N818 - ends a forward pass early; not an error
+class _ProbeDone(Exception):
     pass
 
 
