@@ -20,7 +20,7 @@ from serving.settings import Settings, load_settings
 from storage.errors import UserError
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
-QUESTIONS = ("policies-02", "contracts-01", "codebase-05")
+QUESTIONS = ("policies-03", "policies-02", "codebase-02")
 ROUNDS = 3
 ANSWER_TOKENS = 64
 WIDTH = 100
@@ -32,25 +32,21 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     samples: Annotated[Path, typer.Option(help="Folder of the sample documents.")] = SAMPLES,
-    rounds: Annotated[
-        int, typer.Option(help="Measurements of each first token; the median is shown.")
-    ] = ROUNDS,
+    rounds: Annotated[int, typer.Option(help="Measurements of each first token; the median is shown.")] = ROUNDS,
     as_json: Json = False,
 ) -> None:
     """Start everything, ingest the samples, ask three questions, end everything."""
     from serving.cli_server import first_key
     from serving.supervisor import supervised
 
-    questions = _questions(samples)
+    questions, names = _questions(samples)
     settings = demo_settings()
     note(f"starting Preread on {settings.data_dir} …")
     first_key(settings)
     with supervised(settings, note) as supervisor:
         supervisor.interrupt = True
         api = connect(supervisor.address, settings.data_dir / ADMIN_KEY, settings)
-        corpora = {
-            name: _ingest(api, samples / name, as_json) for name in sorted({q["corpus"] for q in questions})
-        }
+        corpora = {name: _ingest(api, samples / name, as_json) for name in names}
         _warm(api, corpora, questions[0])
         results = [_ask(api, corpora[q["corpus"]]["id"], q, rounds, as_json) for q in questions]
     if as_json:
@@ -73,16 +69,16 @@ def demo_settings() -> Settings:
     return dataclasses.replace(settings, data_dir=data_dir, port=free_port(), model=model)
 
 
-def _questions(samples: Path) -> list[dict[str, Any]]:
+def _questions(samples: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The questions to ask, and the names of all corpora."""
     path = samples / "questions.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
-        raise UserError(
-            f"no sample documents in {samples}: run the demo in a checkout, or use --samples"
-        ) from None
+        raise UserError(f"no sample documents in {samples}: run the demo in a checkout, or use --samples") from None
     known = {q["id"]: q for q in map(json.loads, lines)}
-    return [known[name] for name in QUESTIONS if name in known] or list(known.values())[:3]
+    chosen = [known[name] for name in QUESTIONS if name in known] or list(known.values())[:3]
+    return chosen, sorted({q["corpus"] for q in known.values()})
 
 
 def _ingest(api: Api, folder: Path, quiet: bool) -> dict[str, Any]:
@@ -146,6 +142,4 @@ def _print(question: dict[str, Any], done: Answered, plain: Answered, full: floa
 
 
 def _told(name: str, text: str) -> str:
-    return textwrap.fill(
-        " ".join(text.split()), WIDTH, initial_indent=f"  {name}: ", subsequent_indent="    "
-    )
+    return textwrap.fill(" ".join(text.split()), WIDTH, initial_indent=f"  {name}: ", subsequent_indent="    ")
