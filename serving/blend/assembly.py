@@ -69,6 +69,7 @@ def assemble(reader: Reader, segments: Sequence[Segment], extra: int) -> Assembl
             place_chunk(reader, kv, segment.kv, at)
             spans.append((at, end))
         at = end
+    kv[:, :, :, total:] = torch.nan
     return Assembly(kv, ids, torch.cat(fresh), spans, tail_start)
 
 

@@ -11,6 +11,7 @@ import torch
 from precompute.reader import Reader
 from serving.blend.assembly import Assembly
 from serving.blend.methods.cacheblend import CacheBlend
+from serving.blend.methods.default import Default
 from serving.blend.methods.epic import Epic
 from serving.blend.methods.full import Full
 from serving.blend.methods.question import Question
@@ -28,10 +29,9 @@ class Method(Protocol):
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]: ...
 
 
-DEFAULT = "reuse"
-
 METHODS: MappingProxyType[str, Callable[[str], Method]] = MappingProxyType(
     {
+        "default": Default.parse,
         "full": Full.parse,
         "reuse": Reuse.parse,
         "epic": Epic.parse,
@@ -43,7 +43,7 @@ METHODS: MappingProxyType[str, Callable[[str], Method]] = MappingProxyType(
 
 def parse_method(text: str) -> Method:
     """`full`, `reuse`, `epic:K`, `cacheblend:R`, `question:R` or `default`. Raises UserError that lists them."""
-    name, _, argument = (DEFAULT if text == "default" else text).partition(":")
+    name, _, argument = text.partition(":")
     try:
         return METHODS[name](argument)
     except (KeyError, ValueError) as error:

@@ -14,13 +14,9 @@ import torch
 from precompute.reader import Reader
 from serving.blend.assembly import Assembly
 from serving.blend.methods.arguments import ratio
-from serving.blend.scatter import ScatterPass, recompute, union
+from serving.blend.scatter import PassDone, ScatterPass, recompute, union
 
 PROBE_LAYER = 1
-
-
-class _ProbeDone(Exception):
-    pass
 
 
 class _DeviationPass(ScatterPass):
@@ -33,7 +29,7 @@ class _DeviationPass(ScatterPass):
             return super().attend(layer, q, k, v, scale)
         stored = self._kv[layer, 1][:, self._positions].float()
         self.deviation = (v[0].float() - stored).square().sum((0, 2))
-        raise _ProbeDone
+        raise PassDone
 
 
 @dataclass(frozen=True)
@@ -51,11 +47,11 @@ class CacheBlend:
         probe = _DeviationPass(assembly.kv, rows)
         try:
             reader.forward(assembly.ids[rows], rows, probe, logits=False)
-        except _ProbeDone:
+        except PassDone:
             pass
         yield
         assembly.recomputed_token_layers += len(stored) * PROBE_LAYER
         deviation = probe.deviation[torch.isin(rows, stored)]
         chosen = stored[deviation.topk(max(1, round(len(stored) * self.share))).indices] if len(stored) else stored
-        logits, _ = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
+        logits = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
         return logits

@@ -24,5 +24,5 @@ class Epic:
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
         heads = [torch.arange(a, min(a + self.tokens, b), device=reader.device) for a, b in assembly.spans]
-        logits, _ = yield from recompute(reader, assembly, union(assembly.fresh, *heads))
+        logits = yield from recompute(reader, assembly, union(assembly.fresh, *heads))
         return logits

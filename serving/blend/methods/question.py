@@ -1,7 +1,8 @@
 """Question-aware selection: the tokens to which the question pays most attention are computed again.
 
-The question runs once over the assembled cache; its attention, averaged over layers, heads and question tokens, ranks the
-stored tokens. Related: ProphetKV, QCFuse (2025/26), which also choose by the query.
+The question first runs over the assembled cache, through the layers that tell best what it looks at; its attention there,
+summed over heads and question tokens, ranks the stored tokens. Related: ProphetKV and QCFuse (2025/26), which also choose
+by the query. The layers were chosen on the embedded model; see BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from precompute.reader import Reader
 from serving.blend.assembly import Assembly
 from serving.blend.methods.arguments import ratio
-from serving.blend.scatter import recompute, union
+from serving.blend.scatter import question_attention, recompute, union
+
+WATCHED = (0.53, 0.8)  # from, to: of the model's depth
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,13 @@ class Question:
         return cls(ratio(argument))
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
-        question = assembly.tokens - assembly.tail_start
-        logits, attention = yield from recompute(reader, assembly, assembly.fresh, watch=question)
         stored = assembly.stored
-        if not len(stored):
-            return logits
-        yield
-        chosen = stored[attention[stored].topk(max(1, round(len(stored) * self.share))).indices]
-        logits, _ = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
+        chosen = stored[:0]
+        if len(stored):
+            first = int(WATCHED[0] * reader.layers)
+            last = max(first + 1, round(WATCHED[1] * reader.layers))
+            question = assembly.tokens - assembly.tail_start
+            attention = yield from question_attention(reader, assembly, question, first, last)
+            chosen = stored[attention[stored].topk(max(1, round(len(stored) * self.share))).indices]
+        logits = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
         return logits

@@ -1,0 +1,42 @@
+"""What the product serves: question-aware recompute as far as the prompt's length leaves time for it.
+
+A short prompt is fast anyway and gains most from recompute; in a long one each recomputed row costs more and the reader
+waits longest, so the share tapers to zero. Chunks compiled behind filler passages carry the long prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+
+from precompute.reader import Reader
+from serving.blend.assembly import Assembly
+from serving.blend.methods.arguments import nothing
+from serving.blend.methods.question import Question
+from serving.blend.methods.reuse import Reuse
+
+SHARE = 0.2
+WHOLE_UNTIL, NOTHING_FROM = 2304, 3840  # prompt tokens
+
+
+@dataclass(frozen=True)
+class Default:
+    uses_stored = True
+
+    @classmethod
+    def parse(cls, argument: str) -> Default:
+        nothing(argument)
+        return cls()
+
+    def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
+        share = recompute_share(assembly.tokens)
+        chosen = Question(share) if share else Reuse()
+        return (yield from chosen.blend(reader, assembly))
+
+
+def recompute_share(prompt_tokens: int) -> float:
+    """Share of the stored tokens that are computed again in a prompt of this length."""
+    left = (NOTHING_FROM - prompt_tokens) / (NOTHING_FROM - WHOLE_UNTIL)
+    return SHARE * min(1.0, max(0.0, left))
