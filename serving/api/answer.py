@@ -6,9 +6,10 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
@@ -39,6 +40,7 @@ class Answer:
     base_url: str
     metrics: Metrics
     generation: Generation | None
+    still_there: Callable[[Sequence[RetrievedChunk]], frozenset[int]]
     retrieval_ms: float | None = None
     started: float = field(default_factory=time.perf_counter)
     first_text_ms: float | None = None
@@ -72,16 +74,22 @@ class Answer:
     def envelope(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
-    def provenance(self, outcome: Outcome) -> dict[str, Any]:
+    async def held(self, outcome: Outcome) -> frozenset[int]:
+        """The chunks that may be cited: what was deleted or replaced while we answered is not."""
+        if not outcome.used_chunks:
+            return frozenset()
+        return await to_thread.run_sync(self.still_there, outcome.used_chunks)
+
+    def provenance(self, outcome: Outcome, held: frozenset[int]) -> dict[str, Any]:
         """What stands beside OpenAI's fields: sources, and how the prompt's KV came about."""
         report = asdict(outcome.report)
         report["ms"] = {**report["ms"]}
         if self.retrieval_ms is not None:
             report["ms"]["retrieval"] = round(self.retrieval_ms, 2)
-        return {"citations": citations(outcome.text, outcome.used_chunks), "preread": report}
+        return {"citations": citations(outcome.text, outcome.used_chunks, held), "preread": report}
 
-    def notes(self, outcome: Outcome) -> list[dict[str, Any]]:
-        return url_citations(outcome.text, outcome.used_chunks, self.base_url)
+    def notes(self, outcome: Outcome, held: frozenset[int]) -> list[dict[str, Any]]:
+        return url_citations(outcome.text, outcome.used_chunks, held, self.base_url)
 
 
 async def begin(
@@ -98,7 +106,8 @@ async def begin(
         )
     messages = body.plain_messages()
     named = corpus_names(body, model_id)
-    answer = Answer(body.model, str(request.base_url), metrics, None, started=started)
+    still_there = partial(search.still_there, parts, who)
+    answer = Answer(body.model, str(request.base_url), metrics, None, still_there, started=started)
     chunks: tuple[RetrievedChunk, ...] = ()
     if named:
         ids = await to_thread.run_sync(corpora.resolve, parts, who, named)
@@ -158,18 +167,19 @@ async def whole(answer: Answer, request: Request) -> dict[str, Any]:
         async for _ in answer.texts():
             pass
     outcome = answer.outcome()
+    held = await answer.held(outcome)
     message = {
         "role": "assistant",
         "content": outcome.text,
         "refusal": None,
-        "annotations": answer.notes(outcome),
+        "annotations": answer.notes(outcome, held),
     }
     choice = {"index": 0, "message": message, "finish_reason": outcome.finish_reason, "logprobs": None}
     return {
         **answer.envelope("chat.completion"),
         "choices": [choice],
         "usage": usage(outcome),
-        **answer.provenance(outcome),
+        **answer.provenance(outcome, held),
     }
 
 
@@ -205,8 +215,9 @@ async def frames(answer: Answer, include_usage: bool) -> AsyncIterator[str]:
         async for text in with_heartbeats(answer.texts()):
             yield ": waiting\n\n" if text is None else _chunk(answer, {"content": text}, include_usage)
         outcome = answer.outcome()
-        extra = answer.provenance(outcome)
-        notes = answer.notes(outcome)
+        held = await answer.held(outcome)
+        extra = answer.provenance(outcome, held)
+        notes = answer.notes(outcome, held)
         yield _chunk(
             answer, {"annotations": notes} if notes else {}, include_usage, outcome.finish_reason, extra
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from storage.types import RetrievedChunk
@@ -21,10 +21,12 @@ def mentions(text: str, count: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def citations(text: str, chunks: Sequence[RetrievedChunk]) -> list[dict[str, Any]]:
-    """All chunks the answer was made from, in label order; `cited` for those its text mentions."""
+def citations(text: str, chunks: Sequence[RetrievedChunk], held: Collection[int]) -> list[dict[str, Any]]:
+    """The chunks the answer was made from, in label order; `cited` for those its text mentions.
+
+    Left out is what is not `held` (chunk ids) any more; the others keep their labels."""
     marked = mentions(text, len(chunks))
-    return [_citation(n, chunk, n in marked) for n, chunk in enumerate(chunks, 1)]
+    return [_citation(n, c, n in marked) for n, c in enumerate(chunks, 1) if c.chunk_id in held]
 
 
 def _citation(n: int, chunk: RetrievedChunk, cited: bool) -> dict[str, Any]:
@@ -47,11 +49,14 @@ def _citation(n: int, chunk: RetrievedChunk, cited: bool) -> dict[str, Any]:
     }
 
 
-def url_citations(text: str, chunks: Sequence[RetrievedChunk], base_url: str) -> list[dict[str, Any]]:
-    """OpenAI's url_citation for each chunk that the text mentions, at its first mention."""
+def url_citations(
+    text: str, chunks: Sequence[RetrievedChunk], held: Collection[int], base_url: str
+) -> list[dict[str, Any]]:
+    """OpenAI's url_citation for each `held` chunk that the text mentions, at its first mention."""
     return [
         {"type": "url_citation", "url_citation": _url_citation(span, chunks[n - 1], base_url)}
         for n, span in mentions(text, len(chunks)).items()
+        if chunks[n - 1].chunk_id in held
     ]
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sqlalchemy import select
+
 from serving.api.parts import ApiParts
 from serving.auth import Principal
-from serving.doors import corpora
+from serving.doors import corpora, files
+from storage.catalogue.schema import ChunkRow, Document
 from storage.types import RetrievedChunk
 
 
@@ -24,6 +27,20 @@ def chunks(
         principals=who.names,
     )
     return tuple(found)
+
+
+def still_there(parts: ApiParts, who: Principal, chunks: Sequence[RetrievedChunk]) -> frozenset[int]:
+    """Ids of those chunks that are searchable, and the asker's to see, to this moment."""
+    query = (
+        select(ChunkRow.id, ChunkRow.document_id, ChunkRow.text)
+        .join(Document, Document.id == ChunkRow.document_id)
+        .where(ChunkRow.id.in_([chunk.chunk_id for chunk in chunks]))
+        .where(Document.tenant_id == who.tenant_id, *files.open_to(who))
+    )
+    with parts.catalogue.read() as session:
+        rows = {row[0]: (row[1], row[2]) for row in session.execute(query)}
+    # Text and document are compared, since a database may give a deleted chunk's id to another one.
+    return frozenset(c.chunk_id for c in chunks if rows.get(c.chunk_id) == (c.document_id, c.text))
 
 
 def show(
