@@ -101,7 +101,7 @@ class TorchEngine:
             generation.report.ms["queue"] = generation.elapsed_ms()
             if keys and generation.method.uses_stored:
                 records = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
-        except Exception:  # noqa: BLE001 - whatever the store does, the prompt can be computed
+        except Exception:
             log.exception("fetching KV failed; the chunks are computed")
         generation.report.ms["fetch"] = generation.elapsed_ms() - generation.report.ms["queue"]
         self._inbox.put((generation, records))
@@ -152,7 +152,7 @@ class TorchEngine:
         logits = yield from session.start()
         report.ms["blend"] = generation.elapsed_ms() - begun
         if isinstance(session, BlendSession):
-            _account(report, session, self.reader.layers)
+            account(report, session, self.reader.layers)
         sampler = Sampler(request.temperature, request.top_p, request.seed)
         stream = TextStream(self.reader.tokenizer.decode, request.stop)
         finish, count = "length", 0
@@ -207,7 +207,7 @@ class TorchEngine:
         return self._on_miss(key, found if isinstance(found, Miss) else Miss.WRONG_KEY)
 
 
-def _account(report: Report, session: BlendSession, layers: int) -> None:
+def account(report: Report, session: BlendSession, layers: int) -> None:
     """Fill in the token counts; a token recomputed in some layers only counts by its share."""
     assembly = session.assembly
     stored = sum(b - a for a, b in assembly.spans)
