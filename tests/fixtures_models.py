@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from precompute.reader import Reader
+from storage.types import RetrievedChunk
 
 MAX_POSITIONS = 2048
 SENTENCES = (
@@ -145,3 +146,12 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     torch.set_num_threads(1)
     yield Models(tmp_path_factory.mktemp("models"))
     torch.set_num_threads(threads)
+
+
+def retrieved(number: int, token_ids: Sequence[int], kv_key: str | None = None) -> RetrievedChunk:
+    """A chunk as retrieval hands it to the prompt; only its ids and its key matter there."""
+    return RetrievedChunk(
+        chunk_id=number, document_id="d", corpus_id="c", file_id="f", path="p", version="v", text="", start=0, end=0,
+        token_ids=tuple(token_ids), headings=(), page_start=None, page_end=None, line_start=1, line_end=1, score=1.0,
+        kv_key=kv_key,
+    )  # fmt: skip

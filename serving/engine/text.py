@@ -23,7 +23,8 @@ class TextStream:
         if cut >= 0:
             self.stopped = True
             return self._release(text, cut)
-        return self._release(text, len(text.rstrip("\ufffd")) - self._held(text))
+        whole = text.rstrip("\ufffd")
+        return self._release(text, len(whole) - self._held(whole))
 
     def finish(self) -> str:
         """What is left when generation has ended without a stop sequence."""

@@ -48,6 +48,7 @@ class TorchGeneration:
 
     def cancel(self) -> None:
         self.cancelled.set()
+        self.emit(PrereadError("the request was cancelled", code="cancelled"))
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (event := await self._events.get()) is not None:
@@ -72,8 +73,8 @@ class TorchEngine:
         self._max_active, self._max_waiting = max_requests, 4 * max_requests
         self._inbox: queue.SimpleQueue[tuple[TorchGeneration, Records] | None] = queue.SimpleQueue()
         self._fetchers = ThreadPoolExecutor(max_requests, thread_name_prefix="kv-fetch")
-        self._load = 0
-        self._load_lock = threading.Lock()
+        self._live: set[TorchGeneration] = set()
+        self._live_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -81,11 +82,11 @@ class TorchEngine:
         """See `Engine.submit`. KV is fetched by its own threads; the engine's thread only computes."""
         method = parse_method("full" if self.full_prefill_reason else request.method)
         plan = plan_prompt(self.reader.format, request.messages, request.chunks, self.max_model_len, request.max_tokens)
-        with self._load_lock:
-            if self._load >= self._max_active + self._max_waiting:
-                raise Overloaded("too many requests wait already; try again in a few seconds")
-            self._load += 1
         generation = TorchGeneration(request, plan, method)
+        with self._live_lock:
+            if len(self._live) >= self._max_active + self._max_waiting:
+                raise Overloaded("too many requests wait already; try again in a few seconds")
+            self._live.add(generation)
         self._fetchers.submit(self._fetch, generation)
         return generation
 
@@ -93,6 +94,8 @@ class TorchEngine:
         self._inbox.put(None)
         self._thread.join(timeout=30)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
+        for generation in list(self._live):
+            generation.emit(PrereadError("the engine was closed", code="cancelled"))
 
     def _fetch(self, generation: TorchGeneration) -> None:
         records: Records = {}
@@ -120,15 +123,23 @@ class TorchEngine:
                 continue
             except queue.Empty:
                 pass
+            for entry in [entry for entry in waiting if entry[0].cancelled.is_set()]:
+                waiting.remove(entry)
+                self._release(entry[0])
             while waiting and len(active) < self._max_active:
                 generation, records = waiting.popleft()
                 active.append((generation, self._answer(generation, records)))
+            if not active:
+                continue
             generation, work = active.popleft()
             if self._advance(generation, work):
                 active.append((generation, work))
             else:
-                with self._load_lock:
-                    self._load -= 1
+                self._release(generation)
+
+    def _release(self, generation: TorchGeneration) -> None:
+        with self._live_lock:
+            self._live.discard(generation)
 
     def _advance(self, generation: TorchGeneration, work: Generator[None, None, None]) -> bool:
         """One turn of a request; True if it has more to do."""
@@ -136,7 +147,6 @@ class TorchEngine:
             if not generation.cancelled.is_set():
                 next(work)
                 return True
-            generation.emit(PrereadError("the request was cancelled", code="cancelled"))
         except StopIteration:
             generation.emit(None)
         except Exception as error:

@@ -1,0 +1,451 @@
+"""The engine: many answers at once, each as if it were alone, whatever its stored KV does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures_models import CONFIGS, Models, retrieved, save_model
+from transformers import AutoModelForCausalLM
+
+from precompute.gate import check_model
+from precompute.reader import Reader
+from serving.engine import torch_engine
+from serving.engine.text import TextStream
+from serving.engine.torch_engine import TorchEngine, TorchGeneration
+from serving.engine.types import GenerateRequest, Message, Outcome
+from serving.prompt import plan_prompt
+from storage.errors import Overloaded, PrereadError, UserError
+from storage.folder import FolderStore
+from storage.keys import kv_key
+from storage.kvstore import KVStore
+from storage.types import KVRecord, RetrievedChunk
+
+LENGTHS = (30, 45, 60)
+
+
+class SlowStore(FolderStore):
+    """A folder whose reads wait for `gate`."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        self.gate.wait(20)
+        return super().read_into(name, buffer, offset)
+
+
+class Site:
+    """An engine over a folder, with three chunks stored."""
+
+    def __init__(self, reader: Reader, root: Path, **settings: Any) -> None:
+        self.reader, self.root = reader, root
+        self.objects = SlowStore(root)
+        self.engine = TorchEngine(reader, KVStore(self.objects), **settings)
+        generator = torch.Generator().manual_seed(5)
+        ids = [tuple(torch.randint(10, 400, (n,), generator=generator).tolist()) for n in LENGTHS]
+        self.chunks: tuple[RetrievedChunk, ...] = tuple(retrieved(n, i) for n, i in enumerate(ids))
+        if reader.full_prefill_reason is None:
+            self.store(ids)
+
+    def store(self, ids: Sequence[tuple[int, ...]]) -> None:
+        profile, store = self.reader.profile, KVStore(self.objects)
+        keys = [kv_key(profile, i, "g", b"s") for i in ids]
+        for key, chunk, kv in zip(keys, ids, self.reader.compile(ids), strict=True):
+            store.put(KVRecord(key, profile, chunk, kv))
+        self.chunks = tuple(retrieved(n, i, key) for n, (i, key) in enumerate(zip(ids, keys, strict=True)))
+
+    def path(self, number: int) -> Path:
+        [path] = self.root.rglob(str(self.chunks[number].kv_key))
+        return path
+
+    def request(self, question: str = "How much is a ticket?", **changes: Any) -> GenerateRequest:
+        made = GenerateRequest((Message("user", question),), self.chunks, method="reuse", max_tokens=16)
+        return replace(made, **changes)
+
+    def answers(self, *requests: GenerateRequest) -> list[Outcome]:
+        """The outcomes of requests made at once; the deltas of each join to its text."""
+
+        async def all_of_them() -> list[Outcome]:
+            return list(await asyncio.gather(*(drain(self.engine.submit(r)) for r in requests)))
+
+        return asyncio.run(all_of_them())
+
+    def answer(self, **changes: Any) -> Outcome:
+        return self.answers(self.request(**changes))[0]
+
+
+async def drain(generation: TorchGeneration) -> Outcome:
+    pieces = [delta.text async for delta in generation]
+    assert generation.outcome is not None
+    assert all(pieces)
+    assert "".join(pieces) == generation.outcome.text
+    return generation.outcome
+
+
+@pytest.fixture
+def site(tiny_models: Models, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tiny_models.reader("qwen3"), tmp_path / "kv")
+    yield made
+    made.objects.gate.set()
+    made.engine.close()
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------
+
+
+def test_answers_made_at_once_are_those_made_alone(site: Site) -> None:
+    requests = [
+        site.request(f"Question {n}?", method=method, chunks=chunks)
+        for n, (method, chunks) in enumerate(
+            [
+                ("default", site.chunks),
+                ("reuse", site.chunks[::-1]),
+                ("full", site.chunks),
+                ("epic:4", (site.chunks[0],) * 2),
+                ("cacheblend:0.2", site.chunks[:2]),
+                ("question:0.3", site.chunks),
+                ("reuse", ()),
+                ("reuse", site.chunks[1:]),
+                ("full", ()),
+                ("default", site.chunks),
+            ]
+        )
+    ]
+    alone = [site.answers(r)[0] for r in requests]
+    together = site.answers(*requests)
+    assert [o.text for o in together] == [o.text for o in alone]
+    assert len({o.text for o in alone}) > 5
+
+
+@pytest.mark.parametrize("method", ["default", "reuse", "full", "epic:4", "cacheblend:0.2", "question:0.3"])
+def test_the_report_adds_up_and_names_what_was_not_reused(method: str, site: Site) -> None:
+    pending = retrieved(7, (55,) * 20)
+    outcome = site.answer(method=method, chunks=(*site.chunks, pending))
+    report = outcome.report
+    assert report.tokens_reused + report.tokens_recomputed + report.tokens_computed == outcome.prompt_tokens
+    assert report.chunks == 4
+    assert [c.chunk_id for c in outcome.used_chunks] == [0, 1, 2, 7]
+    reasons = {c.chunk_id: c.reason for c in report.not_reused}
+    assert reasons == (dict.fromkeys([0, 1, 2, 7], "method") if method == "full" else {7: "pending"})
+    assert (report.bytes_fetched > 0) == (method != "full")
+    assert set(report.ms) == {"queue", "fetch", "blend", "first_token"}
+    assert report.full_prefill_reason is None
+
+
+def test_bad_requests_are_refused_at_once(site: Site) -> None:
+    async def refused() -> None:
+        with pytest.raises(UserError, match="unknown method"):
+            site.engine.submit(site.request(method="magic"))
+        with pytest.raises(UserError) as caught:
+            site.engine.submit(site.request("word " * 3000))
+        assert caught.value.code == "context_length_exceeded"
+
+    asyncio.run(refused())
+
+
+# --- sampling, stop, text ---------------------------------------------------------------------------------------------
+
+
+def test_equal_seeds_give_equal_answers(site: Site) -> None:
+    requests = [site.request(temperature=1.0, seed=seed) for seed in (3, 3, 4)]
+    one, again, other = site.answers(*requests)
+    assert one.text == again.text != other.text
+    assert site.answers(requests[0])[0].text == one.text
+    assert site.answer(temperature=1.0, top_p=0.0, seed=9).text == site.answer().text
+
+
+def test_a_stop_sequence_is_met_across_tokens(site: Site) -> None:
+    whole = site.answer(max_tokens=60)
+    assert (whole.finish_reason, whole.completion_tokens) == ("length", 60)
+    at, stop = next(
+        (at, whole.text[at : at + 5])
+        for at in range(8, len(whole.text) - 5)
+        if whole.text[at : at + 5].isascii() and whole.text.find(whole.text[at : at + 5]) == at
+    )
+    cut = site.answer(max_tokens=60, stop=("never there", stop))
+    assert (cut.text, cut.finish_reason) == (whole.text[:at], "stop")
+    assert cut.completion_tokens < 60
+
+
+def stream_of(reader: Reader, text: str, stop: Sequence[str] = ()) -> tuple[list[str], TextStream]:
+    """`text` fed byte by byte: the finest cut into tokens there is."""
+    stream = TextStream(reader.tokenizer.decode, stop)
+    byte_tokens = [reader.tokenizer.template.convert_tokens_to_ids(c) for c in byte_level(text)]
+    assert reader.tokenizer.decode(byte_tokens) == text
+    pieces = [stream.feed(i) for i in byte_tokens]
+    return [*pieces, stream.finish()], stream
+
+
+def byte_level(text: str) -> str:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return "".join(piece for piece, _ in ByteLevel(add_prefix_space=False).pre_tokenize_str(text))
+
+
+def test_a_character_is_never_cut(site: Site) -> None:
+    text = "naïve 🐝 hives, 日本語 and 👩‍🚀."
+    pieces, stream = stream_of(site.reader, text)
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) == stream.text == text
+    pieces, stream = stream_of(site.reader, "a real \ufffd stays\ufffd")
+    assert stream.text == "a real \ufffd stays\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("one two three", ["two"], "one "),
+        ("one tw", ["two"], "one tw"),
+        ("one 🐝🐝 two", ["🐝🐝"], "one "),
+        ("aaab", ["aab"], "a"),
+        ("one two", ["two", "one"], ""),
+        ("abc", [""], "abc"),
+        ("x END", ["ENDE", "ND"], "x E"),
+    ],
+)
+def test_nothing_of_a_stop_sequence_is_sent(text: str, stop: list[str], expected: str, site: Site) -> None:
+    pieces, stream = stream_of(site.reader, text, stop)
+    assert "".join(pieces) == stream.text == expected
+    assert stream.stopped == (expected != text)
+
+
+# --- cancel, load, close --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_forward(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Every forward pass takes 50 ms more; the times at which one began."""
+    begun: list[float] = []
+    forward = Reader.forward
+
+    def slow(self: Reader, *arguments: Any, **named: Any) -> Any:
+        begun.append(time.monotonic())
+        time.sleep(0.05)
+        return forward(self, *arguments, **named)
+
+    monkeypatch.setattr(Reader, "forward", slow)
+    return begun
+
+
+async def cancelled_within_a_second(generation: TorchGeneration) -> None:
+    generation.cancel()
+    begun = time.monotonic()
+    with pytest.raises(PrereadError) as caught:
+        async for _ in generation:
+            pass
+    assert caught.value.code == "cancelled"
+    assert time.monotonic() - begun < 1
+    assert generation.outcome is None
+
+
+def test_cancel_ends_a_prefill(site: Site, slow_forward: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.blend.methods.full.PIECE", 4)
+
+    async def cancel() -> None:
+        generation = site.engine.submit(site.request("word " * 300, method="full"))
+        await asyncio.sleep(0.3)
+        assert slow_forward
+        await cancelled_within_a_second(generation)
+        await asyncio.sleep(0.15)
+        passes = len(slow_forward)
+        await asyncio.sleep(0.3)
+        assert len(slow_forward) == passes
+
+    asyncio.run(cancel())
+
+
+def test_cancel_ends_decoding(site: Site, slow_forward: list[float]) -> None:
+    async def cancel() -> None:
+        generation = site.engine.submit(site.request(max_tokens=400))
+        async for _ in generation:
+            break
+        generation.cancel()
+        await asyncio.sleep(0.15)
+        passes = len(slow_forward)
+        await asyncio.sleep(0.3)
+        assert len(slow_forward) == passes
+
+    asyncio.run(cancel())
+
+
+def test_cancel_ends_a_request_whose_kv_does_not_come(site: Site) -> None:
+    site.objects.gate.clear()
+
+    async def cancel() -> None:
+        generation = site.engine.submit(site.request())
+        await asyncio.sleep(0.1)
+        await cancelled_within_a_second(generation)
+
+    asyncio.run(cancel())
+
+
+def test_a_full_queue_refuses_and_takes_up_again(tiny_models: Models, tmp_path: Path) -> None:
+    site = Site(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+    site.objects.gate.clear()
+
+    async def crowd() -> None:
+        waiting = [site.engine.submit(site.request()) for _ in range(5)]
+        with pytest.raises(Overloaded):
+            site.engine.submit(site.request())
+        site.objects.gate.set()
+        outcomes = await asyncio.gather(*map(drain, waiting))
+        assert len({o.text for o in outcomes}) == 1
+        for _ in range(100):  # the last one leaves the queue a moment after its answer
+            try:
+                await drain(site.engine.submit(site.request()))
+                break
+            except Overloaded:
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(crowd())
+    finally:
+        site.engine.close()
+
+
+def test_cancelled_requests_make_room(tiny_models: Models, tmp_path: Path, slow_forward: list[float]) -> None:
+    """Those that wait behind a long answer as well."""
+    site = Site(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+
+    async def crowd() -> None:
+        long = site.engine.submit(site.request(max_tokens=400))
+        waiting = [site.engine.submit(site.request()) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        for generation in waiting:
+            await cancelled_within_a_second(generation)
+        await asyncio.sleep(0.3)
+        site.engine.submit(site.request()).cancel()
+        long.cancel()
+
+    try:
+        asyncio.run(crowd())
+    finally:
+        site.engine.close()
+
+
+def test_closing_ends_what_runs(tiny_models: Models, tmp_path: Path, slow_forward: list[float]) -> None:
+    site = Site(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+
+    async def close() -> None:
+        running = [site.engine.submit(site.request(max_tokens=400)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(site.engine.close)
+        for generation in running:
+            with pytest.raises(PrereadError):
+                await asyncio.wait_for(drain(generation), 2)
+
+    asyncio.run(close())
+
+
+# --- stored KV that fails -------------------------------------------------------------------------------------------
+
+
+def test_damaged_and_deleted_kv_is_named_and_computed(site: Site) -> None:
+    """With nothing left to reuse, the answer is that of a full prefill."""
+    expected = site.answer(method="full").text
+    flipped = site.path(0)
+    data = bytearray(flipped.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped.write_bytes(data)
+    site.path(1).unlink()
+    some = site.answer().report
+    assert {c.chunk_id: c.reason for c in some.not_reused} == {0: "damaged", 1: "absent"}
+    assert some.tokens_computed >= LENGTHS[0] + LENGTHS[1]
+    site.path(2).write_bytes(site.path(2).read_bytes()[:-64])
+    for method in ("reuse", "default", "cacheblend:0.1", "epic:3"):
+        outcome = site.answer(method=method)
+        assert [c.chunk_id for c in outcome.report.not_reused] == [0, 1, 2]
+        assert outcome.text == expected
+
+
+def test_kv_of_other_tokens_is_not_used(site: Site) -> None:
+    """A key that names another chunk's record: the ids decide."""
+    first, second, _ = site.chunks
+    outcome = site.answer(chunks=(replace(first, kv_key=second.kv_key),))
+    assert [c.reason for c in outcome.report.not_reused] == ["wrong_key"]
+    assert outcome.text == site.answer(chunks=(first,), method="full").text
+
+
+def test_a_store_that_stalls_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_engine, "FETCH_DEADLINE_S", 0.2)
+    site.objects.gate.clear()
+    outcome = site.answer()
+    assert [c.reason for c in outcome.report.not_reused] == ["timeout"] * 3
+    site.objects.gate.set()
+    assert outcome.text == site.answer(method="full").text
+
+
+def test_a_store_that_raises_costs_no_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(KVStore, "get_many", broken)
+    outcome = site.answer()
+    assert len(outcome.report.not_reused) == 3
+    assert outcome.text == site.answer(method="full").text
+
+
+# --- models that are not blended ----------------------------------------------------------------------------------------
+
+
+def served_by_full_prefill(site: Site) -> None:
+    """The reason is told, and the answer is that of the model's own generate()."""
+    reader = site.reader
+    own = AutoModelForCausalLM.from_pretrained(reader.folder, dtype=torch.float32)
+    request = site.request(method="default")
+    plan = plan_prompt(reader.format, request.messages, request.chunks, reader.max_positions, request.max_tokens)
+    ids = list(plan.frame)
+    for label, chunk in zip(plan.labels, plan.chunks, strict=True):
+        ids += [*label, *chunk.token_ids]
+    ids += plan.tail
+    prompt = torch.tensor([ids])
+    made = own.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False,
+        eos_token_id=sorted(reader.stop_ids), pad_token_id=0,
+    )  # fmt: skip
+    outcome = site.answers(request)[0]
+    assert outcome.text == reader.tokenizer.decode(made[0, len(ids) :].tolist())
+    assert outcome.report.full_prefill_reason == site.engine.full_prefill_reason is not None
+    assert {c.reason for c in outcome.report.not_reused} == {"model"}
+    assert outcome.report.tokens_computed == outcome.prompt_tokens == len(ids)
+
+
+def test_a_windowed_model_answers_by_full_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.engine.sessions.PIECE", 64)  # pieces longer than the window
+    common = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = CONFIGS["mistral"](
+        **common, intermediate_size=96, max_position_embeddings=512, sliding_window=32, initializer_range=0.2
+    )
+    site = Site(Reader(save_model(tmp_path / "windowed", config), dtype="float32"), tmp_path / "kv")
+    served_by_full_prefill(site)
+    site.engine.close()
+
+
+def test_a_model_that_fails_the_gate_answers_by_full_prefill(tiny_models: Models, tmp_path: Path) -> None:
+    reader = Reader(tiny_models.folder("cohere"), dtype="float32", filler=1)
+    check_model(reader)
+    site = Site(reader, tmp_path / "kv")
+    served_by_full_prefill(site)
+    site.engine.close()
+
+
+def test_a_blended_models_full_prefill_is_generate_too(site: Site) -> None:
+    own = AutoModelForCausalLM.from_pretrained(site.reader.folder, dtype=torch.float32)
+    plan = plan_prompt(site.reader.format, [Message("user", "Hello?")], [], 2048, 16)
+    prompt = torch.tensor([plan.tail])
+    made = own.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False,
+        eos_token_id=sorted(site.reader.stop_ids), pad_token_id=0,
+    )  # fmt: skip
+    expected = site.reader.tokenizer.decode(made[0, len(plan.tail) :].tolist())
+    assert site.answer(question="Hello?", chunks=()).text == expected
