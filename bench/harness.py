@@ -25,6 +25,8 @@ from storage.errors import UserError
 def load_reader(model: str | None, workdir: Path, *, device: str = "cpu", dtype: str = "bfloat16") -> Reader:
     """The reader of `--model DIR`, or the embedded one (converted into the workdir on first use)."""
     folder = Path(model) if model else embedded_model(workdir / "models")
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is no model folder: config.json is missing")
     reader = Reader(folder, device=device, dtype=dtype)
     if reader.full_prefill_reason:
         raise UserError(f"{folder.name} is served by full prefill only: {reader.full_prefill_reason}")

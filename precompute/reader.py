@@ -22,7 +22,7 @@ from storage.types import KVProfile
 
 log = logging.getLogger(__name__)
 PIECE = 512  # rows of one forward pass while prefilling
-DEFAULT_FILLER = 8  # passages before a chunk when it is compiled
+DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
 
 
 class Reader:

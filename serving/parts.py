@@ -302,6 +302,7 @@ class Wiring:
             ring=self.ring,
             secret=self.secret,
             check_broker=check_broker(self.celery),
+            check_engine=self.engine.check,
         )
 
 

@@ -89,12 +89,17 @@ def master_secret(settings: Settings) -> bytes:
         return settings.secret.encode()
     path = settings.data_dir / "secret"
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        return _read_secret(path)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(secrets.token_hex(32))
+    if not path.exists():
+        fresh = path.with_name(f".secret-{os.getpid()}-{secrets.token_hex(4)}")
+        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w") as out:
+            out.write(secrets.token_hex(32))
+        try:
+            os.link(fresh, path)  # whole or not at all, and only one process wins
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
     return _read_secret(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -39,4 +40,5 @@ def parse(data: bytes, name: str) -> ParsedDocument:
     document = PARSERS[detect(data, name)].parse(data, name)
     if not document.text or document.text.isspace():
         raise FileError("There is no text in this file.", code="no_text_extracted")
-    return document
+    # PostgreSQL stores no NUL in text; one character for one, so that spans stay what they are.
+    return replace(document, text=document.text.replace("\x00", "\ufffd"))

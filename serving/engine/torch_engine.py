@@ -90,6 +90,11 @@ class TorchEngine:
         self._fetchers.submit(self._fetch, generation)
         return generation
 
+    def check(self) -> None:
+        """Raises PrereadError if the computing thread has died."""
+        if not self._thread.is_alive():
+            raise PrereadError("the engine's thread has ended; restart the process", code="engine_down")
+
     def close(self) -> None:
         self._inbox.put(None)
         self._thread.join(timeout=30)

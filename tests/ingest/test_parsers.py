@@ -241,3 +241,10 @@ def test_blocks_are_ordered_apart_and_leave_no_text_out(name: str, sample: str) 
         reached = block.end
     assert not document.text[reached:].strip()
     assert sorted(a.start for a in document.anchors) == [a.start for a in document.anchors]
+
+
+def test_a_nul_character_becomes_the_replacement_character_in_place() -> None:
+    document = parse(b"<p>one&#0;two</p><p>three</p>", "page.html")
+    assert "\x00" not in document.text
+    assert "one" in document.text
+    assert "three" in document.text

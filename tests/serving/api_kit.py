@@ -99,6 +99,9 @@ class EchoEngine:
         self.generations.append(EchoGeneration(self, request))
         return self.generations[-1]
 
+    def check(self) -> None:
+        return
+
     def close(self) -> None:
         return None
 

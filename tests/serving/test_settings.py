@@ -1,0 +1,43 @@
+"""Settings and the master secret."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from serving.settings import Settings, load_settings, master_secret
+from storage.errors import UserError
+
+
+def test_an_unknown_setting_is_refused_with_its_nearest_name() -> None:
+    with pytest.raises(UserError, match="PREREAD_TOP_K"):
+        load_settings({"PREREAD_TOPK": "3"})
+
+
+def test_a_bad_value_names_its_variable() -> None:
+    with pytest.raises(UserError, match="PREREAD_PORT"):
+        load_settings({"PREREAD_PORT": "many"})
+
+
+def test_other_programs_variables_are_left_alone() -> None:
+    assert load_settings({"TOP_K": "3"}).top_k == Settings().top_k
+
+
+def _secret(folder: str) -> bytes:
+    return master_secret(Settings(data_dir=Path(folder)))
+
+
+def test_processes_that_start_together_share_one_secret(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        found = pool.map(_secret, [str(tmp_path)] * 8)
+    assert len(set(found)) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_damaged_secret_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("short")
+    with pytest.raises(UserError, match="damaged"):
+        _secret(str(tmp_path))
