@@ -45,12 +45,12 @@ class Api:
     pid: int
     port: int
     client: openai.OpenAI
+    model: str
 
     def chat(self, question: str, **options: Any) -> Any:
-        model = self.client.models.list().data[0].id
         messages: Any = [{"role": "user", "content": question}]
         return self.client.chat.completions.create(
-            **{"model": f"{model}@harbour", "messages": messages, "max_tokens": 2, **options}
+            **{"model": f"{self.model}@harbour", "messages": messages, "max_tokens": 2, **options}
         )
 
     def resident(self) -> int:
@@ -89,7 +89,7 @@ def api(tmp_path_factory: pytest.TempPathFactory, shared: Shared) -> Iterator[Ap
     try:
         _wait_until_ready(process, port, data / "serve.log")
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, timeout=300) as client:
-            yield Api(process.pid, port, client)
+            yield Api(process.pid, port, client, client.models.list().data[0].id)
     finally:
         process.terminate()
         process.wait(20)
@@ -113,16 +113,14 @@ def percentile(values: list[float], share: float) -> float:
 
 def test_health_is_told_during_a_long_prefill(api: Api) -> None:
     text = " ".join(f"Note {n}: the tide of day {n} came late." for n in range(1000))
-    model = api.client.models.list().data[0].id
-    tokens_each = api.chat("x", model=model, messages=[{"role": "user", "content": text[:4000]}], max_tokens=1)
+    tokens_each = api.chat(text[:4000], model=api.model, max_tokens=1)
     size = int(4000 * 4000 / tokens_each.usage.prompt_tokens)
     with api.polled(3.0) as idle:
         pass
     begun = time.monotonic()
     with api.polled(12.0) as busy:
         while time.monotonic() - begun < 11.0:
-            messages = [{"role": "user", "content": text[:size]}]
-            answer = api.chat("x", model=model, messages=messages, max_tokens=1)
+            answer = api.chat(text[:size], model=api.model, max_tokens=1)
             assert 3500 <= answer.usage.prompt_tokens <= 4500
             assert answer.usage.prompt_tokens_details.cached_tokens == 0
     for name, taken in (("idle", idle), ("prefill", busy)):
