@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import Example, drive, exact, f1, load_examples, load_reader, write_record
+from bench.harness import Example, drive, exact, f1, grounded, load_examples, load_reader, write_record
 from precompute.frame import Turn
 from precompute.passes import ContiguousPass
 from precompute.reader import Reader
@@ -75,14 +75,9 @@ class Bench:
         return keys
 
     def segments(self, example: Example, chunks: Sequence[list[int]], kv: Sequence[torch.Tensor | None]) -> list[Segment]:
-        fmt = self.reader.format
-        turns = [Turn("user", example.question)]
         if not chunks:
-            return [Segment("tail", tuple(fmt.plain(turns)))]
-        segments = [Segment("frame", tuple(fmt.frame))]
-        for number, (ids, stored) in enumerate(zip(chunks, kv, strict=True), 1):
-            segments += [Segment("label", tuple(fmt.label(number))), Segment("chunk", tuple(ids), stored)]
-        return [*segments, Segment("tail", tuple(fmt.tail(turns)))]
+            return [Segment("tail", tuple(self.reader.format.plain([Turn("user", example.question)])))]
+        return grounded(self.reader, chunks, kv, example.question)
 
     def full(self, example: Example, chunks: Sequence[list[int]], extra: int) -> tuple[Assembly, torch.Tensor, float]:
         """Full prefill, from token ids to logits, with the time it took in seconds."""

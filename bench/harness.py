@@ -18,7 +18,9 @@ from typing import Any
 import torch
 
 from precompute.embedded import embedded_model
+from precompute.frame import Turn
 from precompute.reader import Reader
+from serving.blend.assembly import Segment
 from storage.errors import UserError
 
 
@@ -63,6 +65,16 @@ def trim(chunks: list[list[int]], max_tokens: int) -> list[list[int]]:
         else:
             high = middle - 1
     return [c[:low] for c in chunks]
+
+
+def grounded(
+    reader: Reader, chunks: Sequence[Sequence[int]], kv: Sequence[torch.Tensor | None], question: str
+) -> list[Segment]:
+    """frame | (label, chunk)* | question as the product builds it; `kv`: each chunk's stored KV, or None."""
+    segments = [Segment("frame", tuple(reader.format.frame))]
+    for number, (ids, stored) in enumerate(zip(chunks, kv, strict=True), 1):
+        segments += [Segment("label", tuple(reader.format.label(number))), Segment("chunk", tuple(ids), stored)]
+    return [*segments, Segment("tail", tuple(reader.format.tail([Turn("user", question)])))]
 
 
 def drive(work: Generator[None, None, torch.Tensor]) -> torch.Tensor:

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import drive, load_reader, write_record
+from bench.harness import drive, grounded, load_reader, write_record
 from precompute.frame import Turn
 from precompute.reader import Reader, filler_passages
 from serving.blend.assembly import Segment, assemble
@@ -43,7 +44,6 @@ class Prompt:
     def __init__(self, reader: Reader, stores: dict[str, KVStore], tokens: int) -> None:
         self.reader, self.stores = reader, stores
         self.chunks = _chunks(reader, tokens)
-        self.tail = tuple(reader.format.tail([Turn("user", QUESTION)]))
         self.keys = [kv_key(reader.profile, tuple(ids), "bench", b"bench") for ids in self.chunks]
         for at in range(0, len(self.chunks), 8):
             for ids, kv in zip(self.chunks[at : at + 8], reader.compile(self.chunks[at : at + 8]), strict=True):
@@ -58,14 +58,12 @@ class Prompt:
         records: dict[str, Any] = {}
         if chosen.uses_stored:
             records = self.stores[source].get_many(self.keys, self.reader.profile, DEADLINE_S)
-        segments = [Segment("frame", tuple(self.reader.format.frame))]
-        for number, (ids, key) in enumerate(zip(self.chunks, self.keys, strict=True), 1):
-            found = records.get(key)
-            if chosen.uses_stored and not isinstance(found, KVRecord):
+        kv: list[torch.Tensor | None] = [None] * len(self.keys)
+        for at, key in enumerate(self.keys if chosen.uses_stored else ()):
+            if not isinstance(found := records.get(key), KVRecord):
                 raise UserError(f"a stored chunk could not be read from {source}: {found}")
-            stored = found.kv if isinstance(found, KVRecord) else None
-            segments += [Segment("label", tuple(self.reader.format.label(number))), Segment("chunk", tuple(ids), stored)]
-        segments.append(Segment("tail", self.tail))
+            kv[at] = found.kv
+        segments = grounded(self.reader, self.chunks, kv, QUESTION)
         if not chosen.uses_stored:
             segments = [Segment("tail", tuple(i for s in segments for i in s.ids))]
         assembly = assemble(self.reader, segments, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -33,7 +33,6 @@ class Assembly:
     spans: list[tuple[int, int]]
     tail_start: int
     recomputed_token_layers: int = 0
-    marks: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
