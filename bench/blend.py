@@ -95,8 +95,10 @@ class Bench:
         begun = time.perf_counter()
         records = self.store.get_many(list(dict.fromkeys(keys)), self.profile(condition), DEADLINE_S)
         kv = [r.kv if isinstance(r := records[key], KVRecord) else None for key in keys]
-        assembly = assemble(self.reader, self.segments(example, example.chunks, kv), extra)
-        logits = drive(parse_method(method).blend(self.reader, assembly))
+        chosen = parse_method(method)
+        segments = self.segments(example, example.chunks, kv)
+        assembly = assemble(self.reader, segments, extra, stored_labels=chosen.stored_labels)
+        logits = drive(chosen.blend(self.reader, assembly))
         return assembly, logits, time.perf_counter() - begun
 
     @torch.inference_mode()

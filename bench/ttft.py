@@ -66,7 +66,7 @@ class Prompt:
         segments = grounded(self.reader, self.chunks, kv, QUESTION)
         if not chosen.uses_stored:
             segments = [Segment("tail", tuple(i for s in segments for i in s.ids))]
-        assembly = assemble(self.reader, segments, 1)
+        assembly = assemble(self.reader, segments, 1, stored_labels=chosen.stored_labels)
         int(drive(chosen.blend(self.reader, assembly)).argmax())
         seconds = time.perf_counter() - begun
         stored_layers = sum(b - a for a, b in assembly.spans) * self.reader.layers

@@ -48,8 +48,9 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention and its log-sum-exp [1, heads, rows] (fp32).
 
-    `causal`: row i sees key j <= i (rows and keys are the same tokens). `mask`: additive [rows, keys] in q's dtype.
-    Grouped-query heads are folded into rows, so that K and V are never repeated, except in the causal case."""
+    `causal`: row i sees key j <= i (rows and keys are the same tokens). `mask`: additive, in q's dtype, [group * rows,
+    keys] with the rows repeated for each of the `group` query heads of a KV head: grouped heads are folded into rows, so
+    that K and V are never repeated, except in the causal case."""
     heads, kv_heads, rows = q.shape[1], k.shape[1], q.shape[2]
     group = heads // kv_heads
     if group == 1 or causal:
@@ -57,8 +58,7 @@ def attend(
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         return _kernel(q, k, v, scale, causal, None if mask is None else mask[None, None])
     folded = q.reshape(1, kv_heads, group * rows, q.shape[3])
-    tiled = None if mask is None else mask.repeat(group, 1)[None, None]
-    out, lse = _kernel(folded, k, v, scale, False, tiled)
+    out, lse = _kernel(folded, k, v, scale, False, None if mask is None else mask[None, None])
     return out.reshape(q.shape), lse.reshape(1, heads, rows)
 
 

@@ -10,10 +10,12 @@ from precompute.attention import attend, merge
 
 
 class ContiguousPass:
-    """Rows are the positions [start, start + rows) of a buffer that is filled before them: prefill pieces and decoding."""
+    """Rows are the positions [start, start + rows) of a buffer that is filled before them: prefill pieces and decoding.
 
-    def __init__(self, kv: torch.Tensor, start: int) -> None:
-        self._kv, self._start = kv, start
+    `bias` [capacity], in the buffer's dtype: added to the attention logits of the keys before `start`."""
+
+    def __init__(self, kv: torch.Tensor, start: int, bias: torch.Tensor | None = None) -> None:
+        self._kv, self._start, self._bias = kv, start, bias
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         start, end = self._start, self._start + q.shape[2]
@@ -21,11 +23,19 @@ class ContiguousPass:
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         if q.shape[2] == 1:
-            return attend(q, keys[:, :, :end], values[:, :, :end], scale)[0]
+            return attend(q, keys[:, :, :end], values[:, :, :end], scale, mask=key_bias(self._bias, q, keys, end))[0]
         own = attend(q, k, v, scale, causal=True)
         if start == 0:
             return own[0]
-        return merge(attend(q, keys[:, :, :start], values[:, :, :start], scale), own)[0]
+        mask = key_bias(self._bias, q, keys, start)
+        return merge(attend(q, keys[:, :, :start], values[:, :, :start], scale, mask=mask), own)[0]
+
+
+def key_bias(bias: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, keys: int) -> torch.Tensor | None:
+    """The first `keys` entries of a bias as an additive mask for `attend`."""
+    if bias is None:
+        return None
+    return bias[:keys].expand(q.shape[1] // k.shape[1] * q.shape[2], keys)
 
 
 class PackedPass:

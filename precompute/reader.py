@@ -22,6 +22,7 @@ from storage.types import KVProfile
 
 log = logging.getLogger(__name__)
 PIECE = 512  # rows of one forward pass while prefilling
+LABELS = 16  # of a prompt, read at first; more when a prompt has more
 DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
 
 
@@ -50,12 +51,15 @@ class Reader:
         self.config = config
         self.max_positions = int(config.max_position_embeddings)
         self.layers = int(config.num_hidden_layers)
+        self.query_heads = int(config.num_attention_heads)
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.stop_ids = frozenset(_end_tokens(self.model.generation_config.eos_token_id, self.tokenizer))
         self._lock = threading.Lock()
         self._prefix: torch.Tensor | None = None
         self._frame: torch.Tensor | None = None
+        self._labels: list[torch.Tensor] = []
+        self._labels_asked = 0
         if self.full_prefill_reason:
             log.warning("model %s is served by full prefill: %s", self.name, self.full_prefill_reason)
             return
@@ -148,6 +152,31 @@ class Reader:
                 self.prefill(kv, self.format.frame)
                 self._frame = kv
             return self._frame
+
+
+    def label_kv(self, count: int) -> list[torch.Tensor]:
+        """Position-free KV of the labels 1 to `count` or more, each [layers, 2, kv_heads, label, head_dim]; fewer
+        where the model's context ends.
+
+        Read once per process in a prompt of numbered passages, as labels stand in every prompt; by one thread at a time."""
+        if count > self._labels_asked:
+            self._labels_asked = max(count, 2 * self._labels_asked, LABELS)
+            self._labels = self._read_labels(self._labels_asked)
+        return self._labels
+
+    @torch.inference_mode()
+    def _read_labels(self, count: int) -> list[torch.Tensor]:
+        texts = [self.tokenizer.encode(passage) for passage in filler_passages()]
+        ids, starts = list(self.format.frame), []
+        for number in range(1, count + 1):
+            starts.append(len(ids))
+            ids += [*self.format.label(number), *texts[(number - 1) % len(texts)]]
+        ids = ids[: self.max_positions]
+        kv = self.buffer(len(ids))
+        self.prefill(kv, ids)
+        kv[:, 0] = self.rope.unplace(kv[:, 0], torch.arange(len(ids), device=self.device))
+        ends = [start + len(self.format.label(number)) for number, start in enumerate(starts, 1)]
+        return [kv[:, :, :, a:b].clone() for a, b in zip(starts, ends, strict=True) if b <= len(ids)]
 
 
 def _end_tokens(configured: int | list[int] | None, tokenizer: ReaderTokenizer) -> set[int]:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from precompute.reader import Reader
     from retrieval.index import ChunkIndex
     from serving.api.parts import ApiParts
-    from serving.engine.types import Engine
+    from serving.engine.torch_engine import TorchEngine
 
 PARSERS = 1  # version of what the parsers give: part of what makes a document up to date
 PARSER_CHILDREN = 2
@@ -90,6 +90,13 @@ class Wiring:
 
     def delete_kv(self, keys: Sequence[str]) -> None:
         self.kv_store.delete(keys)
+        self._forget(keys)
+
+    def _forget(self, keys: Collection[str]) -> None:
+        """From all memory of this process, without making an engine where there is none."""
+        self.kv_store.forget(keys)
+        if (engine := self.__dict__.get("engine")) is not None:
+            engine.forget(keys)
 
     def repair(self, key: str) -> None:
         """Have a stored object computed again that was found damaged or absent."""
@@ -102,14 +109,16 @@ class Wiring:
 
     def forget_deleted(self) -> int:
         """Drop from this process's memory what any process has deleted from the catalogue; how many records."""
-        held = self.kv_store.keys_in_memory()
+        held = set(self.kv_store.keys_in_memory())
+        if (engine := self.__dict__.get("engine")) is not None:
+            held |= engine.keys_in_memory()
         if not held:
             return 0
         kept = select(KVObject.key).where(KVObject.key.in_(held), KVObject.status != "purge")
         with self.catalogue.read() as session:
-            gone = set(held) - set(session.scalars(kept))
+            gone = held - set(session.scalars(kept))
         if gone:
-            self.kv_store.forget(gone)
+            self._forget(gone)
         return len(gone)
 
     # --- retrieval ---
@@ -275,11 +284,16 @@ class Wiring:
         return str(miss)
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> TorchEngine:
         from serving.engine.torch_engine import TorchEngine
 
         engine = TorchEngine(
-            self.reader, self.kv_store, max_requests=self.settings.max_requests, on_miss=self.missed
+            self.reader,
+            self.kv_store,
+            max_requests=self.settings.max_requests,
+            on_miss=self.missed,
+            blended_bytes=self.settings.blended_cache_bytes,
+            canary_share=self.settings.canary_share,
         )
         self._closers.append(engine.close)
         return engine

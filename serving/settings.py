@@ -43,7 +43,9 @@ class Settings:
     method: str = "default"
     # Bounds.
     max_requests: int = 8  # answered at once by one engine; more wait in a queue of four times as many
-    memory_cache_bytes: int = 512 << 20
+    memory_cache_bytes: int = 512 << 20  # stored KV that was read last
+    blended_cache_bytes: int = 256 << 20  # blended prompts, for a conversation's next turn
+    canary_share: float = 0.01  # of the answers, compared with full prefill when the engine is idle
     max_upload_bytes: int = 512 << 20
     lease_seconds: float = 60.0
     tick_seconds: float = 2.0
@@ -72,7 +74,14 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: object)
             hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
             raise UserError(f"unknown setting {name}{hint}")
         values[field] = _convert(name, text, known[field].default)
-    return Settings(**{**values, **{k: v for k, v in overrides.items() if v is not None}})  # type: ignore[arg-type]
+    settings = Settings(**{**values, **{k: v for k, v in overrides.items() if v is not None}})  # type: ignore[arg-type]
+    return _checked(settings)
+
+
+def _checked(settings: Settings) -> Settings:
+    if not 0 <= settings.canary_share <= 1:
+        raise UserError(f"{PREFIX}CANARY_SHARE is a share of the answers, from 0 to 1, not {settings.canary_share}")
+    return settings
 
 
 def _convert(name: str, text: str, default: object) -> object:

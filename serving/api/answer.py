@@ -23,8 +23,9 @@ from serving.api.errors import describe
 from serving.api.metrics import Metrics
 from serving.api.parts import ApiParts
 from serving.auth import Principal
-from serving.doors import corpora, search
-from serving.engine.types import GenerateRequest, Generation, Outcome, Report
+from serving.doors import corpora, search, settings
+from serving.emphasis import emphasis_of
+from serving.engine.types import Emphasis, GenerateRequest, Generation, Outcome, Report
 from storage.errors import Cancelled, NotFound
 from storage.types import RetrievedChunk
 
@@ -109,27 +110,32 @@ async def begin(
     still_there = partial(search.still_there, parts, who)
     answer = Answer(body.model, str(request.base_url), metrics, None, still_there, started=started)
     chunks: tuple[RetrievedChunk, ...] = ()
+    emphasis: dict[int, tuple[Emphasis, ...]] = {}
     if named:
         ids = await to_thread.run_sync(corpora.resolve, parts, who, named)
         before = time.perf_counter()
-        chunks = await to_thread.run_sync(_retrieve, parts, who, ids, messages, body)
+        chunks, emphasis = await to_thread.run_sync(_retrieve, parts, who, ids, messages, body)
         answer.retrieval_ms = 1000 * (time.perf_counter() - before)
     if chunks or not named:
-        answer.generation = parts.engine.submit(_generate_request(parts, body, messages, chunks))
+        answer.generation = parts.engine.submit(_generate_request(parts, body, messages, chunks, emphasis))
     return answer
 
 
 def _retrieve(
     parts: ApiParts, who: Principal, ids: tuple[str, ...], messages: Any, body: ChatBody
-) -> tuple[RetrievedChunk, ...]:
-    settings = parts.settings
-    return search.chunks(
-        parts, who, ids, retrieval_query(messages), body.top_k(settings.top_k), settings.context_tokens
-    )
+) -> tuple[tuple[RetrievedChunk, ...], dict[int, tuple[Emphasis, ...]]]:
+    query, top_k = retrieval_query(messages), body.top_k(parts.settings.top_k)
+    chunks = search.chunks(parts, who, ids, query, top_k, parts.settings.context_tokens)
+    asked = body.preread.emphasis if body.preread else {}
+    return chunks, emphasis_of(chunks, asked, settings.standing_emphasis(parts, ids))
 
 
 def _generate_request(
-    parts: ApiParts, body: ChatBody, messages: Any, chunks: tuple[RetrievedChunk, ...]
+    parts: ApiParts,
+    body: ChatBody,
+    messages: Any,
+    chunks: tuple[RetrievedChunk, ...],
+    emphasis: dict[int, tuple[Emphasis, ...]],
 ) -> GenerateRequest:
     method = body.preread.method if body.preread and body.preread.method else parts.settings.method
     return GenerateRequest(
@@ -141,6 +147,7 @@ def _generate_request(
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
         stop=body.stops(),
+        emphasis=emphasis,
     )
 
 

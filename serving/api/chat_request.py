@@ -70,6 +70,7 @@ class PrereadOptions(BaseModel):
     model_config = ConfigDict(extra="allow")
     method: str | None = None
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
+    emphasis: Annotated[dict[str, float], Field(max_length=200)] = {}  # see serving.emphasis
 
 
 class ChatBody(BaseModel):

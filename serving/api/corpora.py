@@ -13,7 +13,7 @@ from ingest.sources import Entry
 from serving.api.access import Admin, Parts, Reader, Writer
 from serving.api.errors import BadParameter
 from serving.api.files import sent_name
-from serving.doors import batches, sync
+from serving.doors import batches, settings, sync
 
 router = APIRouter(prefix="/v1/corpora/{corpus_id}", tags=["corpora"])
 MAX_FILES = 10_000
@@ -72,6 +72,12 @@ class SourceBody(BaseModel):
     source: Annotated[FolderSource | GitSource, Field(discriminator="type")] | None
 
 
+class SettingsBody(BaseModel):
+    """`emphasis`: path pattern → how many times the attention its documents are paid; the last one that fits counts."""
+
+    emphasis: Annotated[dict[str, float], Field(max_length=200)]
+
+
 @router.post("/documents", openapi_extra=_FORM)
 async def upload_documents(parts: Parts, who: Writer, corpus_id: str, request: Request) -> dict[str, Any]:
     """Each `files` part becomes the document at its `paths` field or its name; archives are unpacked."""
@@ -102,3 +108,13 @@ def retrieve_source(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]
 def replace_source(parts: Parts, who: Admin, corpus_id: str, body: SourceBody) -> dict[str, Any]:
     source = None if body.source is None else body.source.model_dump()
     return sync.set_source(parts, who, corpus_id, source)
+
+
+@router.get("/settings")
+def retrieve_settings(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]:
+    return settings.show(parts, who, corpus_id)
+
+
+@router.put("/settings")
+def replace_settings(parts: Parts, who: Admin, corpus_id: str, body: SettingsBody) -> dict[str, Any]:
+    return settings.change(parts, who, corpus_id, body.emphasis)

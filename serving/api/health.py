@@ -29,7 +29,12 @@ async def healthz() -> dict[str, str]:
 async def readyz(parts: Parts) -> JSONResponse:
     checks = await run_checks(parts)
     ready = all(state == "ok" for state in checks.values())
-    return JSONResponse({"status": "ok" if ready else "unavailable", "checks": checks}, 200 if ready else 503)
+    body = {
+        "status": "ok" if ready else "unavailable",
+        "checks": checks,
+        "model": {"id": parts.engine.model_id, "full_prefill_reason": parts.engine.full_prefill_reason},
+    }
+    return JSONResponse(body, 200 if ready else 503)
 
 
 @router.get("/metrics")

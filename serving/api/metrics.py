@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serving.engine.types import Report
+from serving.engine.types import Engine, Report
 
 _TTFT_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 _MS_BUCKETS = (1, 5, 20, 50, 100, 200, 500, 1000, 2000, 5000, 20000)
@@ -17,7 +17,7 @@ _MS_BUCKETS = (1, 5, 20, 50, 100, 200, 500, 1000, 2000, 5000, 20000)
 class Metrics:
     """All that the API counts."""
 
-    def __init__(self, count_jobs: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, count_jobs: Callable[[], Mapping[str, int]], engine: Engine) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "preread_http_requests",
@@ -47,6 +47,7 @@ class Metrics:
         )
         self.bytes = Counter("preread_kv_bytes_fetched", "Bytes of stored KV read.", registry=self.registry)
         self.registry.register(_Jobs(count_jobs))
+        self.registry.register(_Quality(engine))
 
     def note_answer(self, report: Report, completion_tokens: int) -> None:
         """Count one finished answer."""
@@ -75,3 +76,18 @@ class _Jobs(Collector):
         for status, count in self._count_jobs().items():
             family.add_metric((status,), count)
         yield family
+
+
+class _Quality(Collector):
+    """Whether the model is blended, and how far sampled answers were from full prefill."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        off = GaugeMetricFamily("preread_full_prefill_only", "1: the model failed its gate and is not blended.")
+        off.add_metric((), float(self._engine.full_prefill_reason is not None))
+        yield off
+        answers, kl = self._engine.canary_totals()
+        yield CounterMetricFamily("preread_canary_answers", "Answers compared with full prefill.", answers)
+        yield CounterMetricFamily("preread_canary_kl", "Sum of their KL divergence from full prefill, nats per token.", kl)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,26 +13,38 @@ from precompute.reader import Reader
 @dataclass(frozen=True)
 class Segment:
     """A run of prompt tokens. `kv`: position-free stored KV [layers, 2, kv_heads, tokens, head_dim], or None: to be
-    computed. `kind`: frame | label | chunk | tail."""
+    computed. `kind`: frame | label | chunk | tail. `weights` [tokens]: emphasis, see `_steering`; None: 1 throughout."""
 
     kind: str
     ids: tuple[int, ...]
     kv: torch.Tensor | None = None
+    weights: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Steering:
+    """`bias` [capacity], in the buffer's dtype: what is added to the attention logits of each key, for rows from `start`
+    on: the caller's text and the answer. What the documents' own tokens see is not steered."""
+
+    bias: torch.Tensor
+    start: int
 
 
 @dataclass
 class Assembly:
     """`kv` [layers, 2, kv_heads, capacity, head_dim] holds rotated K; slots nobody wrote are NaN.
 
-    ids [tokens]; `spans`: [start, end) of every chunk with stored KV, in prompt order; `fresh`: positions without KV;
-    `tail_start`: where the caller's text begins."""
+    ids [tokens]; `spans`: [start, end) of every chunk or label with stored KV, in prompt order; `fresh`: positions without KV;
+    `anchors`: the first token of every label with stored KV; `tail_start`: where the caller's text begins."""
 
     kv: torch.Tensor
     ids: torch.Tensor
     fresh: torch.Tensor
     spans: list[tuple[int, int]]
+    anchors: torch.Tensor
     tail_start: int
     recomputed_token_layers: int = 0
+    steering: Steering | None = None
 
     @property
     def tokens(self) -> int:
@@ -47,13 +59,18 @@ class Assembly:
 
 
 @torch.inference_mode()
-def assemble(reader: Reader, segments: Sequence[Segment], extra: int) -> Assembly:
-    """Place every stored chunk at its position: one rotation per chunk, all layers at once. `extra`: slots for the answer."""
+def assemble(reader: Reader, segments: Sequence[Segment], extra: int, *, stored_labels: bool = False) -> Assembly:
+    """Place every stored chunk at its position: one rotation per chunk, all layers at once. `extra`: slots for the answer.
+
+    `stored_labels`: labels of stored chunks are placed too, from `Reader.label_kv`; otherwise they are fresh tokens."""
+    if stored_labels:
+        segments = _with_label_kv(reader, segments)
     total = sum(len(s.ids) for s in segments)
     kv = reader.buffer(total + extra)
     ids = torch.tensor([i for s in segments for i in s.ids], device=reader.device)
     fresh: list[torch.Tensor] = []
     spans: list[tuple[int, int]] = []
+    anchors: list[int] = []
     at = tail_start = 0
     for segment in segments:
         end = at + len(segment.ids)
@@ -67,9 +84,47 @@ def assemble(reader: Reader, segments: Sequence[Segment], extra: int) -> Assembl
         else:
             place_chunk(reader, kv, segment.kv, at)
             spans.append((at, end))
+            if segment.kind == "label":
+                anchors.append(at)
         at = end
     kv[:, :, :, total:] = torch.nan
-    return Assembly(kv, ids, torch.cat(fresh), spans, tail_start)
+    at_labels = torch.tensor(anchors, dtype=torch.long, device=reader.device)
+    steering = _steering(segments, kv, tail_start)
+    return Assembly(kv, ids, torch.cat(fresh), spans, at_labels, tail_start, steering=steering)
+
+
+@torch.inference_mode()
+def resume(reader: Reader, segments: Sequence[Segment], before: torch.Tensor, extra: int) -> Assembly:
+    """A prompt whose start is blended already: `before` [layers, 2, kv_heads, tokens, head_dim] holds all but the tail, K
+    at its position."""
+    start, total = before.shape[3], sum(len(s.ids) for s in segments)
+    kv = reader.buffer(total + extra)
+    kv[:, :, :, :start] = before
+    kv[:, :, :, start:] = torch.nan
+    ids = torch.tensor([i for s in segments for i in s.ids], device=reader.device)
+    fresh = torch.arange(start, total, device=reader.device)
+    return Assembly(kv, ids, fresh, [], fresh[:0], start, steering=_steering(segments, kv, start))
+
+
+def _steering(segments: Sequence[Segment], kv: torch.Tensor, tail_start: int) -> Steering | None:
+    """A weight w multiplies the odds of a token in every head's attention: log w is added to its logit. None if all are 1."""
+    if all(s.weights is None or set(s.weights) == {1.0} for s in segments):
+        return None
+    weights = torch.ones(kv.shape[3])
+    at = 0
+    for segment in segments:
+        if segment.weights is not None:
+            weights[at : at + len(segment.ids)] = torch.tensor(segment.weights)
+        at += len(segment.ids)
+    return Steering(weights.log().to(kv), tail_start)
+
+
+def _with_label_kv(reader: Reader, segments: Sequence[Segment]) -> list[Segment]:
+    """The same segments; a label that stands before a stored chunk has its KV."""
+    labels = [i for i, s in enumerate(segments[:-1]) if s.kind == "label"]
+    known = dict(zip(labels, reader.label_kv(len(labels)), strict=False))  # a short context window ends the list early
+    found = {i: kv for i, kv in known.items() if segments[i + 1].kv is not None}
+    return [replace(s, kv=found.get(i, s.kv)) for i, s in enumerate(segments)]
 
 
 def place_chunk(reader: Reader, kv: torch.Tensor, chunk: torch.Tensor, at: int) -> None:

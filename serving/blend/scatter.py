@@ -9,11 +9,12 @@ from collections.abc import Generator
 
 import torch
 
-from precompute.attention import attend
+from precompute.attention import attend, merge
+from precompute.passes import key_bias
 from precompute.reader import PIECE, Reader
-from serving.blend.assembly import Assembly
+from serving.blend.assembly import Assembly, Steering
 
-GROUPS, MIN_GROUP = 4, 16
+GROUPS, MIN_GROUP = 3, 24
 
 
 class PassDone(Exception):
@@ -21,15 +22,27 @@ class PassDone(Exception):
 
 
 class ScatterPass:
-    """Rows at sorted `positions` [rows] of a buffer. K and V of the rows replace what is there before they attend."""
+    """Rows at sorted `positions` [rows] of a buffer. K and V of the rows replace what is there before they attend.
 
-    def __init__(self, kv: torch.Tensor, positions: torch.Tensor) -> None:
-        self._kv, self._positions = kv, positions
+    The contiguous run at the end (the question) sees all keys before it without a mask. The rows before it go in groups
+    by position, each over its own keys: early rows see few, so that half of the work falls away.
+    `steering`: see `Assembly.steering`; then the run is the caller's text and nothing else, and steered."""
+
+    def __init__(
+        self, kv: torch.Tensor, positions: torch.Tensor, query_heads: int, steering: Steering | None = None
+    ) -> None:
+        self._kv, self._positions, self._bias = kv, positions, None
         self._keys = int(positions[-1]) + 1
-        # Early rows see few keys: in groups by position, each over its own keys, half of the work falls away.
+        run = _last_run(positions)
+        if steering is not None:
+            self._bias = steering.bias
+            run = max(0, min(run, self._keys - steering.start))
+        self._run_start, scattered = self._keys - run, positions[: len(positions) - run]
+        fold = query_heads // kv.shape[2]
+        groups = torch.split(scattered, max(MIN_GROUP, -(-len(scattered) // GROUPS))) if len(scattered) else ()
         self._groups = [
-            (len(group), int(group[-1]) + 1, causal_mask(group, int(group[-1]) + 1, kv.dtype))
-            for group in torch.split(positions, max(MIN_GROUP, -(-len(positions) // GROUPS)))
+            (len(group), int(group[-1]) + 1, causal_mask(group, int(group[-1]) + 1, kv.dtype).repeat(fold, 1))
+            for group in groups
         ]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -46,7 +59,25 @@ class ScatterPass:
         for rows, seen, mask in self._groups:
             parts.append(attend(q[:, :, at : at + rows], keys[:, :, :seen], values[:, :, :seen], scale, mask=mask))
             at += rows
+        if at < q.shape[2]:
+            parts.append(self._attend_run(q[:, :, at:], k[:, :, at:], v[:, :, at:], keys, values, scale))
         return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+    def _attend_run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        own = attend(q, k, v, scale, causal=True)
+        if self._run_start == 0:
+            return own
+        start = self._run_start
+        mask = key_bias(self._bias, q, keys, start)
+        return merge(attend(q, keys[:, :, :start], values[:, :, :start], scale, mask=mask), own)
+
+
+def _last_run(positions: torch.Tensor) -> int:
+    """Length of the contiguous run at the end of sorted positions."""
+    gaps = (positions[1:] - positions[:-1] != 1).nonzero()
+    return len(positions) - (int(gaps[-1]) + 1 if len(gaps) else 0)
 
 
 def causal_mask(positions: torch.Tensor, keys: int, dtype: torch.dtype) -> torch.Tensor:
@@ -65,7 +96,8 @@ def recompute(reader: Reader, assembly: Assembly, positions: torch.Tensor) -> Ge
     logits = None
     for piece in torch.split(positions, PIECE):
         left -= len(piece)
-        logits = reader.forward(assembly.ids[piece], piece, ScatterPass(assembly.kv, piece), logits=not left)
+        kv_pass = ScatterPass(assembly.kv, piece, reader.query_heads, assembly.steering)
+        logits = reader.forward(assembly.ids[piece], piece, kv_pass, logits=not left)
         if left:
             yield
     assert logits is not None
@@ -83,8 +115,10 @@ class WatchPass(ScatterPass):
 
     `attention` [keys]. K and V above `last` are not written: the rows are to be computed again."""
 
-    def __init__(self, kv: torch.Tensor, positions: torch.Tensor, watch: int, first: int, last: int) -> None:
-        super().__init__(kv, positions)
+    def __init__(
+        self, kv: torch.Tensor, positions: torch.Tensor, query_heads: int, watch: int, first: int, last: int
+    ) -> None:
+        super().__init__(kv, positions, query_heads)
         self._watch, self._first, self._last = watch, first, last
         self.attention = torch.zeros(self._keys, device=kv.device)
 
@@ -112,7 +146,7 @@ def question_attention(
     for piece in torch.split(assembly.fresh, PIECE):
         left -= len(piece)
         watched = max(0, min(rows - left, len(piece)))  # the question may lie in several pieces
-        run = WatchPass(assembly.kv, piece, watched, first, last)
+        run = WatchPass(assembly.kv, piece, reader.query_heads, watched, first, last)
         try:
             reader.forward(assembly.ids[piece], piece, run, logits=False)
         except PassDone:

@@ -35,7 +35,9 @@ class BlendSession:
     def step(self, token: int) -> torch.Tensor:
         position = torch.tensor([self._at], device=self._reader.device)
         ids = torch.tensor([token], device=self._reader.device)
-        logits = self._reader.forward(ids, position, ContiguousPass(self.assembly.kv, self._at))
+        steering = self.assembly.steering
+        kv_pass = ContiguousPass(self.assembly.kv, self._at, steering.bias if steering else None)
+        logits = self._reader.forward(ids, position, kv_pass)
         self._at += 1
         assert logits is not None
         return logits

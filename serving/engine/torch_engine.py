@@ -9,25 +9,26 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from precompute.reader import Reader
-from serving.blend.assembly import Segment, assemble
 from serving.blend.methods import Method, parse_method
+from serving.engine.blended import Blended, BlendedCache, Key
+from serving.engine.canary import Canary
+from serving.engine.opening import OnMiss, Opening, Records, account
 from serving.engine.sampling import Sampler
-from serving.engine.sessions import BlendSession, PlainSession, Session
+from serving.engine.sessions import BlendSession
 from serving.engine.text import TextStream
-from serving.engine.types import ChunkNotReused, Delta, GenerateRequest, Outcome, Report
+from serving.engine.turns import Running, Turns
+from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
 from storage.errors import Overloaded, PrereadError
 from storage.kvstore import KVStore
-from storage.types import KVRecord, Miss
+from storage.types import KVRecord
 
 log = logging.getLogger(__name__)
 FETCH_DEADLINE_S = 5.0
-Records = Mapping[str, KVRecord | Miss]
-OnMiss = Callable[[str, Miss], str]
 
 
 class TorchGeneration:
@@ -37,6 +38,7 @@ class TorchGeneration:
         self.request, self.plan, self.method = request, plan, method
         self.outcome: Outcome | None = None
         self.report = Report(method=request.method, chunks=len(plan.chunks))
+        self.blended: Blended | None = None
         self.cancelled = threading.Event()
         self.born = time.perf_counter()
         self._loop = asyncio.get_running_loop()
@@ -61,15 +63,26 @@ class TorchGeneration:
 
 
 class TorchEngine:
-    """`Engine` over one `Reader`. `on_miss(key, miss)` is told of stored KV that could not be used and answers with the
-    reason to report."""
+    """`Engine` over one `Reader`. `on_miss`: see `Opening`. `blended_bytes`: room for prompts that may be taken up again.
+    `canary_share`: of the answers that are compared with full prefill afterwards."""
 
-    def __init__(self, reader: Reader, kv_store: KVStore, *, max_requests: int = 8, on_miss: OnMiss | None = None) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        kv_store: KVStore,
+        *,
+        max_requests: int = 8,
+        on_miss: OnMiss | None = None,
+        blended_bytes: int = 0,
+        canary_share: float = 0.0,
+    ) -> None:
         self.reader, self._kv = reader, kv_store
         self.model_id = reader.name
         self.max_model_len = reader.max_positions
         self.full_prefill_reason = reader.full_prefill_reason
-        self._on_miss = on_miss or (lambda _key, miss: str(miss))
+        self._opening = Opening(reader, on_miss)
+        self._blended = BlendedCache(blended_bytes)
+        self._canary = Canary(reader, canary_share)
         self._max_active, self._max_waiting = max_requests, 4 * max_requests
         self._inbox: queue.SimpleQueue[tuple[TorchGeneration, Records] | None] = queue.SimpleQueue()
         self._fetchers = ThreadPoolExecutor(max_requests, thread_name_prefix="kv-fetch")
@@ -81,8 +94,10 @@ class TorchEngine:
     def submit(self, request: GenerateRequest) -> TorchGeneration:
         """See `Engine.submit`. KV is fetched by its own threads; the engine's thread only computes."""
         method = parse_method("full" if self.full_prefill_reason else request.method)
+        begun = time.perf_counter()
         plan = plan_prompt(self.reader.format, request.messages, request.chunks, self.max_model_len, request.max_tokens)
         generation = TorchGeneration(request, plan, method)
+        generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
         with self._live_lock:
             if len(self._live) >= self._max_active + self._max_waiting:
                 raise Overloaded("too many requests wait already; try again in a few seconds")
@@ -94,6 +109,18 @@ class TorchEngine:
         """Raises PrereadError if the computing thread has died."""
         if not self._thread.is_alive():
             raise PrereadError("the engine's thread has ended; restart the process", code="engine_down")
+
+    def canary_totals(self) -> tuple[int, float]:
+        """See `Engine.canary_totals`."""
+        return self._canary.totals()
+
+    def keys_in_memory(self) -> set[str]:
+        """The KV keys of chunks in prompts that may be taken up again."""
+        return self._blended.keys()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop prompts with these chunks: they were deleted."""
+        self._blended.forget(keys)
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -107,7 +134,9 @@ class TorchEngine:
         try:
             keys = [c.kv_key for c in generation.plan.chunks if c.kv_key]
             generation.report.ms["queue"] = generation.elapsed_ms()
-            if keys and generation.method.uses_stored:
+            if (key := _blended_key(generation)) is not None:
+                generation.blended = self._blended.get(key)
+            if keys and generation.blended is None and generation.method.uses_stored:
                 records = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
         except Exception:
             log.exception("fetching KV failed; the chunks are computed")
@@ -115,32 +144,46 @@ class TorchEngine:
         self._inbox.put((generation, records))
 
     def _run(self) -> None:
-        active: deque[tuple[TorchGeneration, Generator[None, None, None]]] = deque()
+        turns = Turns()
         waiting: deque[tuple[TorchGeneration, Records]] = deque()
+        idle_work: Generator[None, None, None] | None = None
         if not self.full_prefill_reason:
             self.reader.frame_kv()  # so that the first request does not pay for it
+            self.reader.label_kv(1)
         while True:
+            busy = bool(len(turns) or waiting)
             try:
-                item = self._inbox.get(block=not active and not waiting)
+                item = self._inbox.get(block=not (busy or idle_work or self._canary))
                 if item is None:
                     return
                 waiting.append(item)
                 continue
             except queue.Empty:
                 pass
+            if not busy:
+                idle_work = self._idle_turn(idle_work or self._canary.compare())
+                continue
             for entry in [entry for entry in waiting if entry[0].cancelled.is_set()]:
                 waiting.remove(entry)
                 self._release(entry[0])
-            while waiting and len(active) < self._max_active:
+            while waiting and len(turns) < self._max_active:
                 generation, records = waiting.popleft()
-                active.append((generation, self._answer(generation, records)))
-            if not active:
-                continue
-            generation, work = active.popleft()
-            if self._advance(generation, work):
-                active.append((generation, work))
-            else:
-                self._release(generation)
+                turns.add(Running(generation, self._answer(generation, records), _rows(generation, records)))
+            for running in turns.round():
+                if not self._advance(running.generation, running.work):
+                    turns.remove(running)
+                    self._release(running.generation)
+
+    def _idle_turn(self, work: Generator[None, None, None]) -> Generator[None, None, None] | None:
+        """One piece of the canary's work, while nobody waits; what is left of it."""
+        try:
+            next(work)
+        except StopIteration:
+            return None
+        except Exception:
+            log.exception("the canary's comparison failed")
+            return None
+        return work
 
     def _release(self, generation: TorchGeneration) -> None:
         with self._live_lock:
@@ -161,18 +204,25 @@ class TorchEngine:
         return False
 
     def _answer(self, generation: TorchGeneration, records: Records) -> Generator[None, None, None]:
-        request, report = generation.request, generation.report
+        request, report, plan = generation.request, generation.report, generation.plan
         begun = generation.elapsed_ms()
-        session = self._session(generation, records)
+        session = self._opening.session(request, plan, generation.method, report, records, generation.blended)
+        report.ms["assemble"] = generation.elapsed_ms() - begun
         logits = yield from session.start()
         report.ms["blend"] = generation.elapsed_ms() - begun
+        sample = None
         if isinstance(session, BlendSession):
             account(report, session, self.reader.layers)
+            self._keep(generation, session)
+            if report.tokens_reused and not report.tokens_emphasised:
+                sample = self._canary.sample(session.assembly.ids.tolist())
         sampler = Sampler(request.temperature, request.top_p, request.seed)
         stream = TextStream(self.reader.tokenizer.decode, request.stop)
         finish, count = "length", 0
         while count < request.max_tokens:
             token = sampler.choose(logits)
+            if sample is not None:
+                sample.note(logits, token)
             if count == 0:
                 report.ms["first_token"] = generation.elapsed_ms()
             count += 1
@@ -189,45 +239,28 @@ class TorchEngine:
                 logits = session.step(token)
         if rest := stream.finish():
             generation.emit(Delta(rest))
-        plan = generation.plan
+        if sample is not None:
+            self._canary.finish(sample)
         generation.outcome = Outcome(stream.text, finish, plan.tokens, count, plan.chunks, report)
 
-    def _session(self, generation: TorchGeneration, records: Records) -> Session:
-        plan, report = generation.plan, generation.report
-        report.full_prefill_reason = self.full_prefill_reason
-        segments = [Segment("frame", plan.frame)] if plan.frame else []
-        for label, chunk in zip(plan.labels, plan.chunks, strict=True):
-            found = records.get(chunk.kv_key or "")
-            kv = found.kv if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids else None
-            if kv is None:
-                report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(generation, chunk.kv_key, found)))
-            else:
-                report.bytes_fetched += kv.nbytes
-            segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv)]
-        segments.append(Segment("tail", plan.tail))
-        if self.full_prefill_reason:
-            report.tokens_computed = plan.tokens
-            return PlainSession(self.reader, [i for s in segments for i in s.ids])
-        if not generation.method.uses_stored or not plan.frame:
-            segments = [Segment("tail", tuple(i for s in segments for i in s.ids))]
-        return BlendSession(self.reader, assemble(self.reader, segments, generation.request.max_tokens), generation.method)
-
-    def _reason(self, generation: TorchGeneration, key: str | None, found: KVRecord | Miss | None) -> str:
-        if self.full_prefill_reason:
-            return "model"
-        if not generation.method.uses_stored:
-            return "method"
-        if key is None:
-            return "pending"
-        return self._on_miss(key, found if isinstance(found, Miss) else Miss.WRONG_KEY)
+    def _keep(self, generation: TorchGeneration, session: BlendSession) -> None:
+        """Keep what was blended for the conversation's next turn."""
+        if (key := _blended_key(generation)) is not None:
+            assembly = session.assembly
+            self._blended.put(key, Blended(assembly.kv, assembly.tail_start))
 
 
-def account(report: Report, session: BlendSession, layers: int) -> None:
-    """Fill in the token counts; a token recomputed in some layers only counts by its share."""
-    assembly = session.assembly
-    stored = sum(b - a for a, b in assembly.spans)
-    recomputed = round(assembly.recomputed_token_layers / layers)
-    report.tokens_recomputed = min(recomputed, stored)
-    report.tokens_reused = assembly.tokens - len(assembly.fresh) - report.tokens_recomputed
-    report.tokens_computed = len(assembly.fresh)
-    report.recomputed_fraction = assembly.recomputed_token_layers / (stored * layers) if stored else 0.0
+def _blended_key(generation: TorchGeneration) -> Key | None:
+    keys = [chunk.kv_key for chunk in generation.plan.chunks if chunk.kv_key]
+    if not keys or len(keys) < len(generation.plan.chunks) or not generation.method.uses_stored:
+        return None
+    return generation.request.method, tuple(keys)
+
+
+def _rows(generation: TorchGeneration, records: Records) -> int:
+    """About how many prompt tokens have to be computed."""
+    plan = generation.plan
+    if generation.blended is not None:
+        return len(plan.tail)
+    stored = sum(len(c.token_ids) for c in plan.chunks if isinstance(records.get(c.kv_key or ""), KVRecord))
+    return plan.tokens - stored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,8 +16,18 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Emphasis:
+    """Characters [start, end) of a document, to be paid `weight` times the attention (as odds, in every head)."""
+
+    start: int
+    end: int
+    weight: float
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
-    """One answer to be made. `chunks` come in retrieval rank order; the engine may drop the last ones to fit."""
+    """One answer to be made. `chunks` come in retrieval rank order; the engine may drop the last ones to fit.
+    `emphasis`: by chunk id; of spans that overlap the last one counts."""
 
     messages: tuple[Message, ...]
     chunks: tuple[RetrievedChunk, ...] = ()
@@ -27,6 +37,7 @@ class GenerateRequest:
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    emphasis: Mapping[int, tuple[Emphasis, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,9 +57,11 @@ class Report:
     tokens_computed: int = 0  # had no stored KV: labels, question, missing chunks
     recomputed_fraction: float = 0.0  # of all token-layers with stored KV
     bytes_fetched: int = 0
-    ms: dict[str, float] = field(default_factory=dict)  # queue, fetch, blend, first_token
+    ms: dict[str, float] = field(default_factory=dict)  # plan, queue, fetch, assemble (part of blend), blend, first_token
     not_reused: list[ChunkNotReused] = field(default_factory=list)
     full_prefill_reason: str | None = None  # why the model is not blended at all
+    resumed: bool = False  # chunks were blended for an earlier answer, and are taken as they were then
+    tokens_emphasised: int = 0  # with another weight than 1
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,10 @@ class Engine(Protocol):
     model_id: str
     max_model_len: int
     full_prefill_reason: str | None  # why blending is off for this model, if it is
+
+    def canary_totals(self) -> tuple[int, float]:
+        """Answers compared with full prefill so far, and the sum of their KL."""
+        ...
 
     def submit(self, request: GenerateRequest) -> Generation:
         """Queue a request; call from the event loop's thread.

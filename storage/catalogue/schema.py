@@ -52,6 +52,7 @@ class Corpus(Base):
     sharing_group: Mapped[str] = mapped_column(String(64))  # the tenant's id unless declared shared
     source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # {"type":"folder|git",…}
     attributes: Mapped[dict[str, Any]]
+    settings: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"emphasis": {pattern: weight}}
     created_at: Mapped[float]
     last_active_at: Mapped[float]
 
@@ -120,7 +121,7 @@ class KVObject(Base):
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     sharing_group: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str | None] = mapped_column(String(64), index=True)  # the job that first asked for it
-    status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | failed
+    status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | failed | purge
     tokens: Mapped[int]
     bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     attempt: Mapped[int] = mapped_column(default=0)

@@ -99,6 +99,9 @@ class EchoEngine:
         self.generations.append(EchoGeneration(self, request))
         return self.generations[-1]
 
+    def canary_totals(self) -> tuple[int, float]:
+        return 0, 0.0
+
     def check(self) -> None:
         return
 

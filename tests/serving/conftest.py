@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from api_kit import Site, running_site
+from engine_kit import EngineSite
+from fixtures_models import Models
 from model_kit import Service, Shared, serving
 
 from precompute.embedded import embedded_model
@@ -40,3 +42,11 @@ def shared(embedded_folder: Path) -> Iterator[Shared]:
 def service(tmp_path: Path, shared: Shared) -> Iterator[Service]:
     with serving(shared, tmp_path, dtype="float32") as made:
         yield made
+
+
+@pytest.fixture
+def engine_site(tiny_models: Models, tmp_path: Path) -> Iterator[EngineSite]:
+    made = EngineSite(tiny_models.reader("qwen3"), tmp_path / "kv")
+    yield made
+    made.objects.gate.set()
+    made.engine.close()

@@ -66,6 +66,8 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("POST", "/v1/corpora/{corpus_id}/sync"): Probe({"manifest": [], "dry_run": True}, scope=W),
     ("GET", "/v1/corpora/{corpus_id}/source"): Probe(),
     ("PUT", "/v1/corpora/{corpus_id}/source"): Probe({"source": None}, scope="admin"),
+    ("GET", "/v1/corpora/{corpus_id}/settings"): Probe(),
+    ("PUT", "/v1/corpora/{corpus_id}/settings"): Probe({"emphasis": {"terms/*": 2.0}}, scope="admin"),
     ("GET", "/v1/jobs"): Probe(other=200),
     ("GET", "/v1/jobs/{job_id}"): Probe(),
     ("GET", "/v1/jobs/{job_id}/events"): Probe(),

@@ -17,8 +17,8 @@ from serving.blend.assembly import Assembly, Segment, assemble
 from serving.blend.methods import METHODS, parse_method
 from serving.blend.methods.default import SHARE
 from serving.blend.scatter import ScatterPass
+from serving.engine.opening import account
 from serving.engine.sessions import BlendSession
-from serving.engine.torch_engine import account
 from serving.engine.types import Report
 
 LENGTHS = (1, 255, 256, 257)
@@ -59,8 +59,9 @@ def tokens_of(segments: Prompt) -> tuple[int, ...]:
 
 
 def blend(reader: Reader, segments: Prompt, method: str) -> tuple[Assembly, torch.Tensor]:
-    assembly = assemble(reader, segments, ANSWER)
-    return assembly, drive(parse_method(method).blend(reader, assembly))
+    chosen = parse_method(method)
+    assembly = assemble(reader, segments, ANSWER, stored_labels=chosen.stored_labels)
+    return assembly, drive(chosen.blend(reader, assembly))
 
 
 def full(reader: Reader, segments: Prompt) -> tuple[Assembly, torch.Tensor]:
@@ -144,7 +145,7 @@ def test_unwritten_slots_are_nan_and_are_seen(llama: Reader) -> None:
     assert assembly.kv[:, :, :, written].isfinite().all()
     assert assembly.kv[:, :, :, ~written].isnan().all()
     forgotten = assembly.fresh[5:]  # the first label is never computed
-    last = llama.forward(assembly.ids[forgotten], forgotten, ScatterPass(assembly.kv, forgotten))
+    last = llama.forward(assembly.ids[forgotten], forgotten, ScatterPass(assembly.kv, forgotten, llama.query_heads))
     assert last is not None
     assert last.isnan().all()
 
@@ -155,9 +156,12 @@ def test_a_missing_chunk_is_computed_outside_the_budget(method: str, llama: Read
     segments = prompt(llama, chunks, missing=[1])
     assembly, logits = blend(llama, segments, method)
     assert logits.isfinite().all()
-    computed = sum(len(s.ids) for s in segments if s.kind in ("label", "tail")) + 60
+    labels = [len(s.ids) for s in segments if s.kind == "label"]
+    ready = labels[0] + labels[2] if parse_method(method).stored_labels else 0
+    computed = 60 + sum(labels) - ready + len(segments[-1].ids)
     assert len(assembly.fresh) == computed
-    assert assembly.spans == [(a, b) for a, b in spans_of(segments) if b - a != 60]
+    chunk_spans = [(a, b) for a, b in assembly.spans if b - a not in labels]
+    assert chunk_spans == [(a, b) for a, b in spans_of(segments) if b - a != 60]
 
 
 @pytest.mark.parametrize("method", ["reuse", "question:1.0", "cacheblend:1.0"])
@@ -244,13 +248,13 @@ def test_scattered_rows_see_exactly_the_keys_up_to_their_own(llama: Reader) -> N
     whole, _ = full(llama, segments)
     rows = torch.tensor([0, 1, 7, 30, 31, 64, whole.tokens - 1])
     kv = whole.kv.clone()
-    llama.forward(whole.ids[rows], rows, ScatterPass(kv, rows), logits=False)
+    llama.forward(whole.ids[rows], rows, ScatterPass(kv, rows, llama.query_heads), logits=False)
     end = whole.tokens
     assert torch.allclose(kv[:, :, :, :end], whole.kv[:, :, :, :end], atol=1e-4, rtol=0)
     cut = whole.kv.clone()
     cut[:, :, :, 32:] = torch.nan  # whatever stands behind row 31 does not matter to it
     early = rows[rows <= 31]
-    llama.forward(whole.ids[early], early, ScatterPass(cut, early), logits=False)
+    llama.forward(whole.ids[early], early, ScatterPass(cut, early, llama.query_heads), logits=False)
     assert torch.allclose(cut[:, :, :, :32], whole.kv[:, :, :, :32], atol=1e-4, rtol=0)
 
 
@@ -286,7 +290,8 @@ def test_token_counts_add_up_to_the_prompt(method: str, missing: list[int], llam
     if method == "full":
         segments = [Segment("tail", tokens_of(segments))]
     chosen = parse_method(method)
-    session = BlendSession(llama, assemble(llama, segments, ANSWER), chosen)
+    assembly = assemble(llama, segments, ANSWER, stored_labels=chosen.stored_labels)
+    session = BlendSession(llama, assembly, chosen)
     drive(session.start())
     report = Report()
     account(report, session, llama.layers)
@@ -340,7 +345,7 @@ def test_the_report_counts_rows_that_were_really_run(llama: Reader, monkeypatch:
     """Counted independently: rows that pass through each layer's attention and belong to a stored chunk."""
     segments = prompt(llama, [ids_of(50), ids_of(60)])
     for method in (*BLENDING, "question:1.0"):
-        assembly = assemble(llama, segments, ANSWER)
+        assembly = assemble(llama, segments, ANSWER, stored_labels=parse_method(method).stored_labels)
         stored = set(assembly.stored.tolist())
         counter = _Counter(stored)
         with monkeypatch.context() as patched:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_kit import LENGTHS, EngineSite, drain
 from fixtures_models import CONFIGS, Models, retrieved, save_model
 from transformers import AutoModelForCausalLM
 
@@ -19,91 +19,22 @@ from precompute.gate import check_model
 from precompute.reader import Reader
 from serving.engine import torch_engine
 from serving.engine.text import TextStream
-from serving.engine.torch_engine import TorchEngine, TorchGeneration
-from serving.engine.types import GenerateRequest, Message, Outcome
+from serving.engine.torch_engine import TorchGeneration
+from serving.engine.types import Message
 from serving.prompt import plan_prompt
 from storage.errors import Overloaded, PrereadError, UserError
-from storage.folder import FolderStore
-from storage.keys import kv_key
 from storage.kvstore import KVStore
-from storage.types import KVRecord, RetrievedChunk
-
-LENGTHS = (30, 45, 60)
-
-
-class SlowStore(FolderStore):
-    """A folder whose reads wait for `gate`."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
-        self.gate.wait(20)
-        return super().read_into(name, buffer, offset)
-
-
-class Site:
-    """An engine over a folder, with three chunks stored."""
-
-    def __init__(self, reader: Reader, root: Path, **settings: Any) -> None:
-        self.reader, self.root = reader, root
-        self.objects = SlowStore(root)
-        self.engine = TorchEngine(reader, KVStore(self.objects), **settings)
-        generator = torch.Generator().manual_seed(5)
-        ids = [tuple(torch.randint(10, 400, (n,), generator=generator).tolist()) for n in LENGTHS]
-        self.chunks: tuple[RetrievedChunk, ...] = tuple(retrieved(n, i) for n, i in enumerate(ids))
-        if reader.full_prefill_reason is None:
-            self.store(ids)
-
-    def store(self, ids: Sequence[tuple[int, ...]]) -> None:
-        profile, store = self.reader.profile, KVStore(self.objects)
-        keys = [kv_key(profile, i, "g", b"s") for i in ids]
-        for key, chunk, kv in zip(keys, ids, self.reader.compile(ids), strict=True):
-            store.put(KVRecord(key, profile, chunk, kv))
-        self.chunks = tuple(retrieved(n, i, key) for n, (i, key) in enumerate(zip(ids, keys, strict=True)))
-
-    def path(self, number: int) -> Path:
-        [path] = self.root.rglob(str(self.chunks[number].kv_key))
-        return path
-
-    def request(self, question: str = "How much is a ticket?", **changes: Any) -> GenerateRequest:
-        made = GenerateRequest((Message("user", question),), self.chunks, method="reuse", max_tokens=16)
-        return replace(made, **changes)
-
-    def answers(self, *requests: GenerateRequest) -> list[Outcome]:
-        """The outcomes of requests made at once; the deltas of each join to its text."""
-
-        async def all_of_them() -> list[Outcome]:
-            return list(await asyncio.gather(*(drain(self.engine.submit(r)) for r in requests)))
-
-        return asyncio.run(all_of_them())
-
-    def answer(self, **changes: Any) -> Outcome:
-        return self.answers(self.request(**changes))[0]
-
-
-async def drain(generation: TorchGeneration) -> Outcome:
-    pieces = [delta.text async for delta in generation]
-    assert generation.outcome is not None
-    assert all(pieces)
-    assert "".join(pieces) == generation.outcome.text
-    return generation.outcome
 
 
 @pytest.fixture
-def site(tiny_models: Models, tmp_path: Path) -> Iterator[Site]:
-    made = Site(tiny_models.reader("qwen3"), tmp_path / "kv")
-    yield made
-    made.objects.gate.set()
-    made.engine.close()
+def site(engine_site: EngineSite) -> EngineSite:
+    return engine_site
 
 
 # --- answers ------------------------------------------------------------------------------------------------------------
 
 
-def test_answers_made_at_once_are_those_made_alone(site: Site) -> None:
+def test_answers_made_at_once_are_those_made_alone(site: EngineSite) -> None:
     requests = [
         site.request(f"Question {n}?", method=method, chunks=chunks)
         for n, (method, chunks) in enumerate(
@@ -128,7 +59,7 @@ def test_answers_made_at_once_are_those_made_alone(site: Site) -> None:
 
 
 @pytest.mark.parametrize("method", ["default", "reuse", "full", "epic:4", "cacheblend:0.2", "question:0.3"])
-def test_the_report_adds_up_and_names_what_was_not_reused(method: str, site: Site) -> None:
+def test_the_report_adds_up_and_names_what_was_not_reused(method: str, site: EngineSite) -> None:
     pending = retrieved(7, (55,) * 20)
     outcome = site.answer(method=method, chunks=(*site.chunks, pending))
     report = outcome.report
@@ -138,11 +69,11 @@ def test_the_report_adds_up_and_names_what_was_not_reused(method: str, site: Sit
     reasons = {c.chunk_id: c.reason for c in report.not_reused}
     assert reasons == (dict.fromkeys([0, 1, 2, 7], "method") if method == "full" else {7: "pending"})
     assert (report.bytes_fetched > 0) == (method != "full")
-    assert set(report.ms) == {"queue", "fetch", "blend", "first_token"}
+    assert set(report.ms) == {"plan", "queue", "fetch", "assemble", "blend", "first_token"}
     assert report.full_prefill_reason is None
 
 
-def test_bad_requests_are_refused_at_once(site: Site) -> None:
+def test_bad_requests_are_refused_at_once(site: EngineSite) -> None:
     async def refused() -> None:
         with pytest.raises(UserError, match="unknown method"):
             site.engine.submit(site.request(method="magic"))
@@ -156,7 +87,7 @@ def test_bad_requests_are_refused_at_once(site: Site) -> None:
 # --- sampling, stop, text ---------------------------------------------------------------------------------------------
 
 
-def test_equal_seeds_give_equal_answers(site: Site) -> None:
+def test_equal_seeds_give_equal_answers(site: EngineSite) -> None:
     requests = [site.request(temperature=1.0, seed=seed) for seed in (3, 3, 4)]
     one, again, other = site.answers(*requests)
     assert one.text == again.text != other.text
@@ -164,7 +95,7 @@ def test_equal_seeds_give_equal_answers(site: Site) -> None:
     assert site.answer(temperature=1.0, top_p=0.0, seed=9).text == site.answer().text
 
 
-def test_a_stop_sequence_is_met_across_tokens(site: Site) -> None:
+def test_a_stop_sequence_is_met_across_tokens(site: EngineSite) -> None:
     whole = site.answer(max_tokens=60)
     assert (whole.finish_reason, whole.completion_tokens) == ("length", 60)
     at, stop = next(
@@ -192,7 +123,7 @@ def byte_level(text: str) -> str:
     return "".join(piece for piece, _ in ByteLevel(add_prefix_space=False).pre_tokenize_str(text))
 
 
-def test_a_character_is_never_cut(site: Site) -> None:
+def test_a_character_is_never_cut(site: EngineSite) -> None:
     text = "naïve 🐝 hives, 日本語 and 👩‍🚀."
     pieces, stream = stream_of(site.reader, text)
     assert not any("\ufffd" in piece for piece in pieces)
@@ -213,7 +144,7 @@ def test_a_character_is_never_cut(site: Site) -> None:
         ("x END", ["ENDE", "ND"], "x E"),
     ],
 )
-def test_nothing_of_a_stop_sequence_is_sent(text: str, stop: list[str], expected: str, site: Site) -> None:
+def test_nothing_of_a_stop_sequence_is_sent(text: str, stop: list[str], expected: str, site: EngineSite) -> None:
     pieces, stream = stream_of(site.reader, text, stop)
     assert "".join(pieces) == stream.text == expected
     assert stream.stopped == (expected != text)
@@ -248,7 +179,7 @@ async def cancelled_within_a_second(generation: TorchGeneration) -> None:
     assert generation.outcome is None
 
 
-def test_cancel_ends_a_prefill(site: Site, slow_forward: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_ends_a_prefill(site: EngineSite, slow_forward: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.blend.methods.full.PIECE", 4)
 
     async def cancel() -> None:
@@ -264,7 +195,7 @@ def test_cancel_ends_a_prefill(site: Site, slow_forward: list[float], monkeypatc
     asyncio.run(cancel())
 
 
-def test_cancel_ends_decoding(site: Site, slow_forward: list[float]) -> None:
+def test_cancel_ends_decoding(site: EngineSite, slow_forward: list[float]) -> None:
     async def cancel() -> None:
         generation = site.engine.submit(site.request(max_tokens=400))
         async for _ in generation:
@@ -278,7 +209,7 @@ def test_cancel_ends_decoding(site: Site, slow_forward: list[float]) -> None:
     asyncio.run(cancel())
 
 
-def test_cancel_ends_a_request_whose_kv_does_not_come(site: Site) -> None:
+def test_cancel_ends_a_request_whose_kv_does_not_come(site: EngineSite) -> None:
     site.objects.gate.clear()
 
     async def cancel() -> None:
@@ -290,7 +221,7 @@ def test_cancel_ends_a_request_whose_kv_does_not_come(site: Site) -> None:
 
 
 def test_a_full_queue_refuses_and_takes_up_again(tiny_models: Models, tmp_path: Path) -> None:
-    site = Site(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+    site = EngineSite(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
     site.objects.gate.clear()
 
     async def crowd() -> None:
@@ -315,7 +246,7 @@ def test_a_full_queue_refuses_and_takes_up_again(tiny_models: Models, tmp_path: 
 
 def test_cancelled_requests_make_room(tiny_models: Models, tmp_path: Path, slow_forward: list[float]) -> None:
     """Those that wait behind a long answer as well."""
-    site = Site(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+    site = EngineSite(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
 
     async def crowd() -> None:
         long = site.engine.submit(site.request(max_tokens=400))
@@ -334,7 +265,7 @@ def test_cancelled_requests_make_room(tiny_models: Models, tmp_path: Path, slow_
 
 
 def test_closing_ends_what_runs(tiny_models: Models, tmp_path: Path, slow_forward: list[float]) -> None:
-    site = Site(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+    site = EngineSite(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
 
     async def close() -> None:
         running = [site.engine.submit(site.request(max_tokens=400)) for _ in range(3)]
@@ -350,7 +281,7 @@ def test_closing_ends_what_runs(tiny_models: Models, tmp_path: Path, slow_forwar
 # --- stored KV that fails -------------------------------------------------------------------------------------------
 
 
-def test_damaged_and_deleted_kv_is_named_and_computed(site: Site) -> None:
+def test_damaged_and_deleted_kv_is_named_and_computed(site: EngineSite) -> None:
     """With nothing left to reuse, the answer is that of a full prefill."""
     expected = site.answer(method="full").text
     flipped = site.path(0)
@@ -368,7 +299,7 @@ def test_damaged_and_deleted_kv_is_named_and_computed(site: Site) -> None:
         assert outcome.text == expected
 
 
-def test_kv_of_other_tokens_is_not_used(site: Site) -> None:
+def test_kv_of_other_tokens_is_not_used(site: EngineSite) -> None:
     """A key that names another chunk's record: the ids decide."""
     first, second, _ = site.chunks
     outcome = site.answer(chunks=(replace(first, kv_key=second.kv_key),))
@@ -376,7 +307,7 @@ def test_kv_of_other_tokens_is_not_used(site: Site) -> None:
     assert outcome.text == site.answer(chunks=(first,), method="full").text
 
 
-def test_a_store_that_stalls_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_stalls_is_not_waited_for(site: EngineSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_engine, "FETCH_DEADLINE_S", 0.2)
     site.objects.gate.clear()
     outcome = site.answer()
@@ -385,7 +316,7 @@ def test_a_store_that_stalls_is_not_waited_for(site: Site, monkeypatch: pytest.M
     assert outcome.text == site.answer(method="full").text
 
 
-def test_a_store_that_raises_costs_no_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_raises_costs_no_answer(site: EngineSite, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("broken")
 
@@ -398,7 +329,7 @@ def test_a_store_that_raises_costs_no_answer(site: Site, monkeypatch: pytest.Mon
 # --- models that are not blended ----------------------------------------------------------------------------------------
 
 
-def served_by_full_prefill(site: Site) -> None:
+def served_by_full_prefill(site: EngineSite) -> None:
     """The reason is told, and the answer is that of the model's own generate()."""
     reader = site.reader
     own = AutoModelForCausalLM.from_pretrained(reader.folder, dtype=torch.float32)
@@ -426,7 +357,7 @@ def test_a_windowed_model_answers_by_full_prefill(tmp_path: Path, monkeypatch: p
     config = CONFIGS["mistral"](
         **common, intermediate_size=96, max_position_embeddings=512, sliding_window=32, initializer_range=0.2
     )
-    site = Site(Reader(save_model(tmp_path / "windowed", config), dtype="float32"), tmp_path / "kv")
+    site = EngineSite(Reader(save_model(tmp_path / "windowed", config), dtype="float32"), tmp_path / "kv")
     served_by_full_prefill(site)
     site.engine.close()
 
@@ -434,12 +365,12 @@ def test_a_windowed_model_answers_by_full_prefill(tmp_path: Path, monkeypatch: p
 def test_a_model_that_fails_the_gate_answers_by_full_prefill(tiny_models: Models, tmp_path: Path) -> None:
     reader = Reader(tiny_models.folder("cohere"), dtype="float32", filler=1)
     check_model(reader)
-    site = Site(reader, tmp_path / "kv")
+    site = EngineSite(reader, tmp_path / "kv")
     served_by_full_prefill(site)
     site.engine.close()
 
 
-def test_a_blended_models_full_prefill_is_generate_too(site: Site) -> None:
+def test_a_blended_models_full_prefill_is_generate_too(site: EngineSite) -> None:
     own = AutoModelForCausalLM.from_pretrained(site.reader.folder, dtype=torch.float32)
     plan = plan_prompt(site.reader.format, [Message("user", "Hello?")], [], 2048, 16)
     prompt = torch.tensor([plan.tail])

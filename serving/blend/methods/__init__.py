@@ -25,6 +25,7 @@ class Method(Protocol):
     A generator: it yields wherever other requests may have a turn."""
 
     uses_stored: bool  # False: the prompt is computed whole, and no stored KV is fetched
+    stored_labels: bool  # True: the labels' KV is placed like a chunk's; False: labels are computed
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]: ...
 

@@ -36,6 +36,7 @@ class _DeviationPass(ScatterPass):
 class CacheBlend:
     share: float
     uses_stored = True
+    stored_labels = False
 
     @classmethod
     def parse(cls, argument: str) -> CacheBlend:
@@ -44,7 +45,7 @@ class CacheBlend:
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
         stored = assembly.stored
         rows = union(assembly.fresh, stored)
-        probe = _DeviationPass(assembly.kv, rows)
+        probe = _DeviationPass(assembly.kv, rows, reader.query_heads)
         try:
             reader.forward(assembly.ids[rows], rows, probe, logits=False)
         except PassDone:

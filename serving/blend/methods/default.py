@@ -18,12 +18,13 @@ from serving.blend.methods.question import Question
 from serving.blend.methods.reuse import Reuse
 
 SHARE = 0.2
-WHOLE_UNTIL, NOTHING_FROM = 2304, 3840  # prompt tokens
+WHOLE_UNTIL, NOTHING_FROM, ANCHORS_UNTIL = 2304, 3840, 6144  # prompt tokens
 
 
 @dataclass(frozen=True)
 class Default:
     uses_stored = True
+    stored_labels = True
 
     @classmethod
     def parse(cls, argument: str) -> Default:
@@ -31,8 +32,8 @@ class Default:
         return cls()
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
-        share = recompute_share(assembly.tokens)
-        chosen = Question(share) if share else Reuse()
+        short = assembly.tokens <= ANCHORS_UNTIL
+        chosen = Question(recompute_share(assembly.tokens)) if short else Reuse()
         return (yield from chosen.blend(reader, assembly))
 
 

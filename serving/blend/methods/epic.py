@@ -17,6 +17,7 @@ from serving.blend.scatter import recompute, union
 class Epic:
     tokens: int
     uses_stored = True
+    stored_labels = False
 
     @classmethod
     def parse(cls, argument: str) -> Epic:

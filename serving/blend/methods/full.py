@@ -16,6 +16,7 @@ from serving.blend.methods.arguments import nothing
 @dataclass(frozen=True)
 class Full:
     uses_stored = False
+    stored_labels = False
 
     @classmethod
     def parse(cls, argument: str) -> Full:
@@ -24,11 +25,15 @@ class Full:
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
         logits = None
-        for start in range(0, assembly.tokens, PIECE):
-            ids = assembly.ids[start : start + PIECE]
-            positions = torch.arange(start, start + len(ids), device=reader.device)
-            last = start + PIECE >= assembly.tokens
-            logits = reader.forward(ids, positions, ContiguousPass(assembly.kv, start), logits=last)
+        steering = assembly.steering
+        # The caller's text in pieces of its own, where it is steered and the documents are not.
+        stop = assembly.tail_start if steering else 0
+        starts = [*range(0, stop, PIECE), *range(stop, assembly.tokens, PIECE)]
+        for start, end in zip(starts, [*starts[1:], assembly.tokens], strict=True):
+            positions = torch.arange(start, end, device=reader.device)
+            bias = steering.bias if steering and start >= stop else None
+            kv_pass = ContiguousPass(assembly.kv, start, bias)
+            logits = reader.forward(assembly.ids[start:end], positions, kv_pass, logits=end == assembly.tokens)
             yield
         assert logits is not None
         return logits

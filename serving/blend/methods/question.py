@@ -1,8 +1,9 @@
 """Question-aware selection: the tokens to which the question pays most attention are computed again.
 
 The question first runs over the assembled cache, through the layers that tell best what it looks at; its attention there,
-summed over heads and question tokens, ranks the stored tokens. Related: ProphetKV and QCFuse (2025/26), which also choose
-by the query. The layers were chosen on the embedded model; see BENCHMARKS.md.
+summed over heads and question tokens, ranks the stored tokens. The first token of every label is always among them: it
+reads all that stands before its passage, and the passages after it lean on it. Related: ProphetKV and QCFuse (2025/26),
+which also choose by the query. The layers were chosen on the embedded model; see BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ WATCHED = (0.53, 0.8)  # from, to: of the model's depth
 
 @dataclass(frozen=True)
 class Question:
+    """`share` of the stored tokens; at 0 the anchors alone."""
+
     share: float
     uses_stored = True
+    stored_labels = True
 
     @classmethod
     def parse(cls, argument: str) -> Question:
@@ -32,11 +36,13 @@ class Question:
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
         stored = assembly.stored
         chosen = stored[:0]
-        if len(stored):
+        wanted = round(len(stored) * self.share) - len(assembly.anchors)
+        if wanted > 0:
             first = int(WATCHED[0] * reader.layers)
             last = max(first + 1, round(WATCHED[1] * reader.layers))
             question = assembly.tokens - assembly.tail_start
             attention = yield from question_attention(reader, assembly, question, first, last)
-            chosen = stored[attention[stored].topk(max(1, round(len(stored) * self.share))).indices]
-        logits = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
+            attention[assembly.anchors] = -1.0
+            chosen = stored[attention[stored].topk(wanted).indices]
+        logits = yield from recompute(reader, assembly, union(assembly.fresh, assembly.anchors, chosen))
         return logits

@@ -16,6 +16,7 @@ from serving.blend.scatter import recompute
 @dataclass(frozen=True)
 class Reuse:
     uses_stored = True
+    stored_labels = False
 
     @classmethod
     def parse(cls, argument: str) -> Reuse:

@@ -1,0 +1,43 @@
+"""What an operator says of a whole corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from serving.api.parts import ApiParts
+from serving.auth import Principal, audit
+from serving.doors import corpora
+from serving.emphasis import check_weight
+from storage.catalogue.schema import Corpus
+
+
+def show(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
+    """The corpus's settings. Raises NotFound."""
+    with parts.catalogue.read() as session:
+        return _shape(corpora.find(session, who, corpus_id))
+
+
+def change(parts: ApiParts, who: Principal, corpus_id: str, emphasis: Mapping[str, float]) -> dict[str, Any]:
+    """Replace them. Raises NotFound, UserError."""
+    for pattern, weight in emphasis.items():
+        check_weight(pattern, weight)
+    with parts.catalogue.write() as session:
+        corpus = corpora.find(session, who, corpus_id)
+        corpus.settings = {**corpus.settings, "emphasis": dict(emphasis)}
+        audit(session, who, "corpus.settings", corpus_id, parts.clock())
+        session.flush()
+        return _shape(corpus)
+
+
+def standing_emphasis(parts: ApiParts, corpus_ids: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Path pattern → weight of each of these corpora, which the asker may read."""
+    with parts.catalogue.read() as session:
+        rows = session.execute(select(Corpus.id, Corpus.settings).where(Corpus.id.in_(corpus_ids)))
+        return {corpus_id: settings.get("emphasis", {}) for corpus_id, settings in rows}
+
+
+def _shape(corpus: Corpus) -> dict[str, Any]:
+    return {"object": "corpus.settings", "corpus_id": corpus.id, "emphasis": corpus.settings.get("emphasis", {})}

@@ -1,0 +1,70 @@
+"""The blended start of recent prompts, kept in memory: a conversation's next turn over the same chunks computes its own
+text only."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+Key = tuple[str, tuple[str, ...]]  # method, KV key of every chunk in prompt order
+
+
+@dataclass(frozen=True)
+class Blended:
+    """Frame, labels and chunks of a prompt: the first `tokens` slots of `kv` [layers, 2, kv_heads, capacity, head_dim], which
+    are never written again."""
+
+    kv: torch.Tensor
+    tokens: int
+
+
+class BlendedCache:
+    """The most recently used ones, up to `max_bytes` in all. Safe to share between threads.
+
+    A KV key is an HMAC under its sharing group's secret, so that an entry is found by those only who may read all of its
+    chunks."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[Key, Blended] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Blended | None:
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: Key, entry: Blended) -> None:
+        """Keep an entry, at the cost of those not used for longest. One that is larger than all room is not kept."""
+        if entry.kv.nbytes > self._max_bytes:
+            return
+        with self._lock:
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            while self._bytes() > self._max_bytes:
+                self._entries.popitem(last=False)
+
+    def keys(self) -> set[str]:
+        """The KV keys of all chunks in it."""
+        with self._lock:
+            return {key for _, chunks in self._entries for key in chunks}
+
+    def forget(self, kv_keys: Iterable[str]) -> None:
+        """Drop what holds any of these chunks: they were deleted."""
+        gone = set(kv_keys)
+        with self._lock:
+            for key in [key for key in self._entries if not gone.isdisjoint(key[1])]:
+                del self._entries[key]
+
+    @property
+    def used_bytes(self) -> int:
+        with self._lock:
+            return self._bytes()
+
+    def _bytes(self) -> int:
+        return sum(entry.kv.nbytes for entry in self._entries.values())

@@ -1,0 +1,122 @@
+"""From a plan and what was fetched to a session: which segments have KV, and why the others have not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+import torch
+
+from precompute.reader import Reader
+from serving.blend.assembly import Segment, assemble, resume
+from serving.blend.methods import Method
+from serving.blend.methods.reuse import Reuse
+from serving.engine.blended import Blended
+from serving.engine.sessions import BlendSession, PlainSession, Session
+from serving.engine.types import ChunkNotReused, Emphasis, GenerateRequest, Report
+from serving.prompt import PromptPlan
+from storage.types import KVRecord, Miss, RetrievedChunk
+
+Records = Mapping[str, KVRecord | Miss]
+OnMiss = Callable[[str, Miss], str]
+
+
+class Opening:
+    """Opens sessions over one reader. `on_miss(key, miss)` is told of stored KV that could not be used and answers with the
+    reason to report."""
+
+    def __init__(self, reader: Reader, on_miss: OnMiss | None) -> None:
+        self._reader = reader
+        self._on_miss = on_miss or (lambda _key, miss: str(miss))
+
+    def session(
+        self,
+        request: GenerateRequest,
+        plan: PromptPlan,
+        method: Method,
+        report: Report,
+        records: Records,
+        blended: Blended | None,
+    ) -> Session:
+        """The session for one request; fills in the report. `blended`: all that stands before the caller's text."""
+        reader, extra = self._reader, request.max_tokens
+        report.full_prefill_reason = reader.full_prefill_reason
+        segments = [Segment("frame", plan.frame)] if plan.frame else []
+        for label, chunk in zip(plan.labels, plan.chunks, strict=True):
+            kv = None
+            if blended is None:
+                kv = self._stored(method, report, chunk, records)
+            weights = self._weights(chunk, request.emphasis.get(chunk.chunk_id, ()))
+            report.tokens_emphasised += sum(w != 1 for w in weights or ())
+            segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv, weights)]
+        segments.append(Segment("tail", plan.tail))
+        if reader.full_prefill_reason:
+            report.tokens_computed = plan.tokens
+            report.tokens_emphasised = 0
+            return PlainSession(reader, [i for s in segments for i in s.ids])
+        if blended is not None:
+            report.resumed = True
+            before = blended.kv[:, :, :, : blended.tokens]
+            return BlendSession(reader, resume(reader, segments, before, extra), Reuse())
+        if not method.uses_stored or not plan.frame:
+            segments = _unread(segments)
+        return BlendSession(reader, assemble(reader, segments, extra, stored_labels=method.stored_labels), method)
+
+    def _stored(self, method: Method, report: Report, chunk: RetrievedChunk, records: Records) -> torch.Tensor | None:
+        found = records.get(chunk.kv_key or "")
+        if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids:
+            report.bytes_fetched += found.kv.nbytes
+            return found.kv
+        report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(method, chunk.kv_key, found)))
+        return None
+
+    def _reason(self, method: Method, key: str | None, found: KVRecord | Miss | None) -> str:
+        if self._reader.full_prefill_reason:
+            return "model"
+        if not method.uses_stored:
+            return "method"
+        if key is None:
+            return "pending"
+        return self._on_miss(key, found if isinstance(found, Miss) else Miss.WRONG_KEY)
+
+    def _weights(self, chunk: RetrievedChunk, spans: Sequence[Emphasis]) -> tuple[float, ...] | None:
+        """One weight per token; a token belongs to a span if any of its characters does."""
+        if not spans:
+            return None
+        weights = [1.0] * len(chunk.token_ids)
+        ranges = self._ranges(chunk) if any(s.start > chunk.start or s.end < chunk.end for s in spans) else None
+        for span in spans:
+            for number in range(len(weights)):
+                start, end = ranges[number] if ranges else (chunk.start, chunk.end)
+                if start < span.end and end > span.start:
+                    weights[number] = span.weight
+        return tuple(weights)
+
+    def _ranges(self, chunk: RetrievedChunk) -> list[tuple[int, int]] | None:
+        """Each token's characters in the document; None for tokens that are not this tokenizer's."""
+        starts = [chunk.start + at for at in self._reader.tokenizer.offsets(chunk.text)]
+        if len(starts) != len(chunk.token_ids):
+            return None
+        ends = [*starts[1:], chunk.end]
+        return [(start, max(end, start + 1)) for start, end in zip(starts, ends, strict=True)]
+
+
+def _unread(segments: Sequence[Segment]) -> list[Segment]:
+    """The same prompt with no KV at all: one segment for the caller's text, and one for what stands before it, if any."""
+    *before, tail = segments
+    if not before:
+        return [tail]
+    ids = tuple(chain.from_iterable(s.ids for s in before))
+    weights = tuple(chain.from_iterable(s.weights or (1.0,) * len(s.ids) for s in before))
+    return [Segment("chunk", ids, None, weights), tail]
+
+
+def account(report: Report, session: BlendSession, layers: int) -> None:
+    """Fill in the token counts; a token recomputed in some layers only counts by its share."""
+    assembly = session.assembly
+    stored = sum(b - a for a, b in assembly.spans)
+    recomputed = round(assembly.recomputed_token_layers / layers)
+    report.tokens_recomputed = min(recomputed, stored)
+    report.tokens_reused = assembly.tokens - len(assembly.fresh) - report.tokens_recomputed
+    report.tokens_computed = len(assembly.fresh)
+    report.recomputed_fraction = assembly.recomputed_token_layers / (stored * layers) if stored else 0.0
