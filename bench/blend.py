@@ -195,21 +195,33 @@ def _summary(scores: Scores, full: Scores) -> dict[str, Any]:
     differences = [a - b for a, b in zip(scores.nll, full.nll, strict=True)]
     n = len(differences)
     error = statistics.stdev(differences) / n**0.5 if n > 1 else 0.0
+    gains = [a - b for a, b in zip(scores.f1, full.f1, strict=True)]
     return {
         "n": n, "nll": statistics.mean(scores.nll), "d_nll": statistics.mean(differences), "d_nll_se": error,
-        "kl": statistics.mean(scores.kl), "f1": statistics.mean(scores.f1), "em": statistics.mean(scores.em),
+        "d_nll_ci": bootstrap(differences), "kl": statistics.mean(scores.kl), "kl_ci": bootstrap(scores.kl),
+        "f1": statistics.mean(scores.f1), "d_f1": statistics.mean(gains), "d_f1_ci": bootstrap(gains),
+        "em": statistics.mean(scores.em),
         "recomputed": statistics.mean(scores.recomputed), "ttft_s": statistics.median(scores.ttft),
         "full_ttft_s": statistics.median(scores.full_ttft), "bytes_per_token": scores.bytes_per_token,
     }  # fmt: skip
 
 
+def bootstrap(values: Sequence[float], rounds: int = 2000) -> list[float]:
+    """95 % percentile interval of the mean, resampling the values (paired differences) with a fixed seed."""
+    data = torch.tensor(values, dtype=torch.float64)
+    picks = torch.randint(len(data), (rounds, len(data)), generator=torch.Generator().manual_seed(0))
+    low, high = torch.quantile(data[picks].mean(1), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return [low, high]
+
+
 def _print(record: dict[str, Any]) -> None:
     table = Table(title=f"{record['model']} on {record['data']}, n={record['n']}")
-    for column in ("method", "nll", "d_nll (se)", "kl", "f1", "em", "recomputed", "ttft s", "B/token"):
+    for column in ("method", "nll", "d_nll (se)", "kl", "f1", "d_f1 (95 %)", "em", "recomputed", "ttft s", "B/token"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for name, m in record["methods"].items():
         table.add_row(
             name, f"{m['nll']:.3f}", f"{m['d_nll']:+.3f} ({m['d_nll_se']:.3f})", f"{m['kl']:.4f}", f"{m['f1']:.3f}",
+            f"{m['d_f1']:+.3f} ({m['d_f1_ci'][0]:+.3f} {m['d_f1_ci'][1]:+.3f})",
             f"{m['em']:.3f}", f"{m['recomputed']:.1%}", f"{m['ttft_s']:.3f}", f"{m['bytes_per_token']:.0f}",
         )  # fmt: skip
     Console().print(table)

@@ -87,6 +87,21 @@ def ttft(
     run(model=model, tokens=lengths, methods=_words(methods), out=out, workdir=workdir, **options)
 
 
+@app.command()
+def peers(
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 4096,
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """First-token time of the same context in this engine and in its neighbours."""
+    from bench.peers import run
+
+    run(model=model, tokens=tokens, out=out, workdir=workdir, device=device, dtype=dtype)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 

@@ -51,6 +51,12 @@ class Prompt:
                 for store in stores.values():
                     store.put(KVRecord(key, reader.profile, tuple(ids), kv))
 
+    def ids(self) -> tuple[list[int], int]:
+        """The whole prompt, and how many of its tokens stand before the question."""
+        segments = grounded(self.reader, self.chunks, [None] * len(self.chunks), QUESTION)
+        ids = [i for s in segments for i in s.ids]
+        return ids, len(ids) - len(segments[-1].ids)
+
     def first_token(self, method: str, source: str) -> tuple[float, float]:
         """(seconds to the first token, share of token-layers recomputed)."""
         begun = time.perf_counter()

@@ -1,0 +1,103 @@
+"""The benchmarks over a tiny model: their records have the promised form, and figures that can be known are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_models import SENTENCES, Models
+from typer.testing import CliRunner
+
+from bench.blend import bootstrap
+from bench.cli import app
+from bench.harness import exact, f1, trim
+from bench.peers import Absent
+
+METHODS = "full,none,reuse,epic:4,cacheblend:0.15,question:1.0,default"
+
+
+def bench(tmp_path: Path, tiny_models: Models, *arguments: str) -> dict[str, Any]:
+    out = tmp_path / "out.json"
+    folder = str(tiny_models.folder("llama"))
+    common = ["--json", str(out), "--workdir", str(tmp_path / "work"), "--model", folder, "--dtype", "float32"]
+    result = CliRunner().invoke(app, [*arguments, *common], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    record: dict[str, Any] = json.loads(out.read_text())
+    return record
+
+
+def test_blend_compares_each_method_with_full_prefill(tmp_path: Path, tiny_models: Models) -> None:
+    data = tmp_path / "questions.jsonl"
+    records = [
+        {"id": str(n), "chunks": list(SENTENCES[n : n + 3]), "question": "Who repairs a device?", "answers": ["nobody does", "x"]}
+        for n in range(3)
+    ]
+    data.write_text("\n".join(map(json.dumps, records)))
+    record = bench(tmp_path, tiny_models, "blend", "--data", str(data), "--methods", METHODS, "--max-tokens", "200")
+    assert (record["model"], record["data"], record["n"]) == (tiny_models.folder("llama").name, "questions.jsonl", 3)
+    methods = record["methods"]
+    assert set(methods) == set(METHODS.split(","))
+    fields = {"n", "nll", "d_nll", "d_nll_se", "kl", "f1", "em", "recomputed", "ttft_s", "bytes_per_token"}
+    assert all(fields <= set(m) and m["n"] == 3 for m in methods.values())
+    assert methods["full"]["kl"] == methods["full"]["d_nll"] == methods["full"]["d_f1"] == 0
+    assert methods["question:1.0"]["kl"] == pytest.approx(0, abs=1e-5)
+    assert methods["question:1.0"]["recomputed"] == 1
+    assert methods["reuse"]["kl"] > 1e-4
+    assert methods["reuse"]["recomputed"] == 0
+    assert methods["none"]["kl"] > methods["default"]["kl"]
+    assert methods["default"]["d_nll_ci"][0] <= methods["default"]["d_nll"] <= methods["default"]["d_nll_ci"][1]
+
+
+def test_ttft_has_a_row_per_length_method_and_source(
+    tmp_path: Path, tiny_models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREREAD_S3_ENDPOINT", raising=False)
+    record = bench(tmp_path, tiny_models, "ttft", "--tokens", "512,1024")
+    rows = {(r["tokens"], r["method"], r["source"]): r for r in record["rows"]}
+    cases = [("full", "memory"), ("default", "memory"), ("default", "disk")]
+    assert set(rows) == {(n, *case) for n in (512, 1024) for case in cases}
+    assert all(r["ttft_s"] > 0 for r in rows.values())
+    assert rows[512, "default", "disk"]["recomputed"] > 0
+
+
+def test_peers_that_cannot_run_are_listed_with_the_reason(
+    tmp_path: Path, tiny_models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> tuple[list[float], str]:
+        raise Absent("not installed: pip install it")
+
+    def broken(_: object) -> tuple[list[float], str]:
+        raise RuntimeError("no such device")
+
+    from bench import peers
+
+    monkeypatch.setattr(peers, "PEERS", {**peers.PEERS, "vllm prefix": away, "kvboost": broken})
+    record = bench(tmp_path, tiny_models, "peers", "--tokens", "512")
+    rows = {r["peer"]: r for r in record["rows"]}
+    assert rows["vllm prefix"] == {"peer": "vllm prefix", "ttft_s": None, "note": "not installed: pip install it"}
+    assert rows["kvboost"]["note"] == "failed: RuntimeError: no such device"
+    ran = ("preread full", "preread default", "transformers full", "transformers prefix")
+    assert [rows[name]["note"] for name in ran if rows[name]["ttft_s"] is None] == []
+
+
+def test_answers_are_scored_as_squad_does() -> None:
+    assert f1("The Exeter  College!", ["exeter college"]) == 1
+    assert f1("at Exeter College, Oxford", ["Exeter College"]) == pytest.approx(2 * 2 / (4 + 2))
+    assert f1("no idea", ["Exeter College", "idea"]) == pytest.approx(2 / 3)
+    assert exact("An exeter college.", ["Exeter College"]) == 1
+    assert exact("Exeter", ["Exeter College"]) == 0
+
+
+def test_long_chunks_are_trimmed_to_one_length() -> None:
+    chunks = [[1] * 10, [2] * 50, [3] * 100]
+    assert [len(c) for c in trim(chunks, 90)] == [10, 40, 40]
+    assert trim(chunks, 1000) == chunks
+
+
+def test_the_bootstrap_interval_is_that_of_the_mean() -> None:
+    low, high = bootstrap([0.0, 1.0] * 200)
+    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.01)
+    assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.01)
+    assert bootstrap([2.0]) == [2.0, 2.0]
