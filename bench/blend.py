@@ -2,11 +2,13 @@
 
 Names: `full`, `full-twice` (chunks repeated), `none` (no context), `default` (what the product serves), and every method
 of `serving.blend.methods`. `reuse`, `epic:K` and `cacheblend:R` are run as published, on chunks compiled alone; others on
-chunks compiled as the product does. `NAME@alone` and `NAME@warm` choose by hand.
+chunks compiled as the product does. `NAME@alone` and `NAME@warm` choose by hand; `NAME@document`: chunks that the record
+says are of one document are read one behind the other, in an order that is not the prompt's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 from collections import defaultdict
@@ -25,6 +27,7 @@ from precompute.passes import ContiguousPass
 from precompute.reader import Reader
 from serving.blend.assembly import Assembly, Segment, assemble
 from serving.blend.methods import parse_method
+from storage.conditioning import readings
 from storage.folder import FolderStore
 from storage.keys import kv_key
 from storage.kvstore import KVStore
@@ -57,18 +60,22 @@ class Bench:
         self.bytes_per_token: dict[str, float] = {}
 
     def profile(self, condition: str) -> KVProfile:
-        return self.reader.profile if condition == "warm" else replace(self.reader.profile, conditioning="alone")
+        return replace(self.reader.profile, conditioning="alone") if condition == "alone" else self.reader.profile
 
     def save(self, chunks: Sequence[list[int]], condition: str) -> list[str]:
         """Compile and store the chunks; their keys."""
         profile = self.profile(condition)
-        if condition == "warm":
-            tensors = self.reader.compile(chunks)
-        else:
+        read = {tuple(ids): (tuple(ids),) for ids in chunks}
+        if condition == "document":
+            order = sorted(read, key=lambda ids: hashlib.sha256(repr(ids).encode()).digest())
+            read = dict(zip(order, readings(order, "document"), strict=True))
+        if condition == "alone":
             tensors = self.reader.compile_behind(self._alone, chunks)
+        else:
+            tensors = self.reader.compile_readings([read[tuple(ids)] for ids in chunks])
         keys, size = [], 0
         for ids, kv in zip(chunks, tensors, strict=True):
-            key = kv_key(profile, tuple(ids), "bench", b"bench")
+            key = kv_key(profile, tuple(ids), "bench", b"bench", read[tuple(ids)][:-1])
             size += self.store.put(KVRecord(key, profile, tuple(ids), kv))
             keys.append(key)
         self.bytes_per_token[condition] = size / sum(map(len, chunks))
@@ -155,7 +162,8 @@ def _example(bench: Bench, example: Example, methods: Sequence[str], scores: dic
     answer = bench.reader.tokenizer.encode(example.answers[0])
     extra = max(len(answer), ANSWER_TOKENS)
     conditions = {condition_of(m)[1] for m in methods if m not in ("full", "full-twice", "none")}
-    keys = {c: bench.save(example.chunks, c) for c in sorted(conditions)}
+    one = example.document is not None
+    keys = {c: bench.save(example.chunks, c if one or c != "document" else "warm") for c in sorted(conditions)}
     assembly, logits, full_ttft = bench.full(example, example.chunks, extra)
     truth = bench.answer_logprobs(assembly, logits, answer)
     _score(bench, scores["full"], example, answer, truth, truth, bench.greedy(assembly, logits), full_ttft, full_ttft, 0.0)

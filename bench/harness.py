@@ -41,6 +41,7 @@ class Example:
     chunks: list[list[int]]
     question: str
     answers: list[str]
+    document: str | None = None  # whose chunks these are, if they are of one
 
 
 def load_examples(path: Path, reader: Reader, limit: int, max_tokens: int) -> list[Example]:
@@ -49,7 +50,7 @@ def load_examples(path: Path, reader: Reader, limit: int, max_tokens: int) -> li
     for line in path.read_text(encoding="utf-8").splitlines()[:limit]:
         record = json.loads(line)
         chunks = trim(reader.tokenizer.encode_batch(record["chunks"]), max_tokens)
-        examples.append(Example(str(record["id"]), chunks, record["question"], record["answers"]))
+        examples.append(Example(str(record["id"]), chunks, record["question"], record["answers"], record.get("document")))
     if not examples:
         raise UserError(f"{path} holds no record")
     return examples

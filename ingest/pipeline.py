@@ -28,6 +28,7 @@ from ingest.purge import release, try_sweep
 from ingest.types import Cut, KVDelete, KVKeys, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
+from storage.conditioning import readings
 from storage.errors import Cancelled, FileError, NotFound, ObjectMissing, Overloaded, StorageUnavailable
 from storage.types import Chunk, ObjectStore, TextEmbedder
 
@@ -135,7 +136,7 @@ class Pipeline:
     def _upsert(self, lease: FileLease, work: Work, hold: Hold) -> None:
         if work.file is None:
             raise ObjectMissing("the file was deleted")
-        done_hash = self.done_hash(work.file.sha256, work.row.path)
+        done_hash = self.done_hash(work.file.sha256, work.row.path, work.corpus.conditioning)
         if work.document.done_hash == done_hash and self._keep(lease, work.file, done_hash):
             return
         data = read_file(self.objects, work.file)
@@ -154,11 +155,12 @@ class Pipeline:
             settle(session, lease.job_id)
         self._clean_up(lease.tenant_id, [old_file] if old_file != work.file.id else [])
 
-    def done_hash(self, sha256: str, path: str) -> str:
-        """What a document's chunks depend on: its content, its name (which chooses the parser), and our
-        versions."""
+    def done_hash(self, sha256: str, path: str, conditioning: str) -> str:
+        """What a document's chunks depend on: its content, its name (which chooses the parser), what its corpus is
+        conditioned on, and our versions."""
         suffix = path.rsplit("/", 1)[-1].rpartition(".")[2].lower()
-        return hashlib.sha256(json.dumps([sha256, suffix, self.identity]).encode()).hexdigest()
+        of_corpus = [conditioning] if conditioning != "none" else []
+        return hashlib.sha256(json.dumps([sha256, suffix, self.identity, *of_corpus]).encode()).hexdigest()
 
     def _keep(self, lease: FileLease, file: File, done_hash: str) -> bool:
         """End the file without any work if its document is up to date, whatever else happened since it was
@@ -187,7 +189,8 @@ class Pipeline:
         if not good:
             raise FileError("no chunk of the file could be embedded", code="embedding_failed")
         kept = [chunk for chunk, _ in good]
-        keys = self.kv_keys([chunk.token_ids for chunk in kept], work.corpus.sharing_group)
+        read = readings([chunk.token_ids for chunk in kept], work.corpus.conditioning)
+        keys = self.kv_keys(read, work.corpus.sharing_group)
         return Prepared(
             file=file,
             done_hash=done_hash,

@@ -70,7 +70,7 @@ class SourcePlanner:
         with self.catalogue.read() as session:
             found = diff(
                 session,
-                corpus.id,
+                corpus,
                 manifest,
                 delete_missing=bool(job.request.get("delete_missing", True)),
                 done_hash=self.done_hash,

@@ -21,7 +21,7 @@ from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.errors import UserError
 
 # The hash that a document at this path with this content has when it is done.
-DoneHash = Callable[[str, str], str]
+DoneHash = Callable[[str, str, str], str]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Diff:
 
 def diff(
     session: Session,
-    corpus_id: str,
+    corpus: Corpus,
     manifest: Sequence[Entry],
     *,
     delete_missing: bool,
@@ -60,10 +60,17 @@ def diff(
     wanted = {entry.path: entry for entry in manifest}
     if len(wanted) < len(manifest):
         raise UserError("a path appears twice in the manifest")
-    held = _documents(session, corpus_id)
-    changed = [p for p, e in wanted.items() if p in held and not _is_done(held[p], e.sha256, done_hash)]
+    held = _documents(session, corpus.id)
+
+    def is_done(document: Document, sha256: str) -> bool:
+        """Whether the document holds this content, cut and embedded as we do it now."""
+        expected = done_hash(sha256, document.path, corpus.conditioning)
+        return document.sha256 == sha256 and document.done_hash == expected
+
+    changed = [p for p, e in wanted.items() if p in held and not is_done(held[p], e.sha256)]
     gone = [path for path in held if path not in wanted and path not in unread] if delete_missing else []
-    renamed = _renames([wanted[p] for p in wanted if p not in held], [held[p] for p in gone], done_hash)
+    kept = [held[p] for p in gone if is_done(held[p], held[p].sha256)]
+    renamed = _renames([wanted[p] for p in wanted if p not in held], kept)
     sources, targets = {old for old, _ in renamed}, {new for _, new in renamed}
     return Diff(
         added=tuple(p for p in wanted if p not in held and p not in targets),
@@ -79,17 +86,11 @@ def _documents(session: Session, corpus_id: str) -> dict[str, Document]:
     return {row.path: row for row in rows if not is_member(row.path)}
 
 
-def _is_done(document: Document, sha256: str, done_hash: DoneHash) -> bool:
-    """Whether the document holds this content, cut and embedded as we do it now."""
-    return document.sha256 == sha256 and document.done_hash == done_hash(sha256, document.path)
-
-
-def _renames(new: Sequence[Entry], gone: Sequence[Document], done_hash: DoneHash) -> list[tuple[str, str]]:
+def _renames(new: Sequence[Entry], gone: Sequence[Document]) -> list[tuple[str, str]]:
     """Pairs of a path that went and one that came with the same content and kind of file."""
     by_content: dict[tuple[str, str], list[str]] = defaultdict(list)
     for document in reversed(gone):
-        if _is_done(document, document.sha256, done_hash):
-            by_content[document.sha256, suffix_of(document.path)].append(document.path)
+        by_content[document.sha256, suffix_of(document.path)].append(document.path)
     pairs = []
     for entry in new:
         if paths := by_content.get((entry.sha256, suffix_of(entry.path))):
@@ -121,7 +122,7 @@ def sync_manifest(
     """The diff, with the id of the job that carries it out (None for a dry run). Contents that the corpus
     does not
     hold yet are waited for: see `offer`."""
-    found = diff(session, corpus.id, manifest, delete_missing=delete_missing, done_hash=done_hash)
+    found = diff(session, corpus, manifest, delete_missing=delete_missing, done_hash=done_hash)
     if dry_run:
         return {**found.shown(), "job_id": None}
     sha_of = {entry.path: entry.sha256 for entry in manifest}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from precompute.rows import Batch
 from precompute.types import Compiler, KVKeys, RecordStore
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
+from storage.conditioning import Reading
 from storage.errors import Overloaded, StorageUnavailable
 from storage.types import KVRecord
 
@@ -144,44 +145,44 @@ class KVQueue:
     # --- computing ---
 
     def _compute(self, batch: Batch) -> _Computed:
-        foreign = self._foreign(batch)
-        mine = [row for row in batch.rows if row.key not in foreign]
+        read = self._readings(batch)
+        mine = [row for row in batch.rows if row.key in read]
+        foreign = tuple(row.key for row in batch.rows if row.key not in read)
         tensors: dict[str, torch.Tensor] = {}
         started = time.monotonic()
         try:
             if mine:
-                results = self._reader.compile([row.token_ids for row in mine])
+                results = self._reader.compile_readings([read[row.key] for row in mine])
                 tensors = {row.key: kv for row, kv in zip(mine, results, strict=True)}
         except Exception as error:  # noqa: BLE001 - one chunk's fault must not fail the chunks beside it
             log.warning("compile_failed", chunks=len(mine), error=type(error).__name__)
-            tensors = self._one_by_one(batch, foreign) if len(mine) > 1 else {}
+            tensors = self._one_by_one(read) if len(mine) > 1 else {}
         seconds = time.monotonic() - started
         self.throughput.chunks += len(tensors)
         self.throughput.tokens += sum(len(row.token_ids) for row in mine if row.key in tensors)
         self.throughput.seconds += seconds
         failed = tuple(row.key for row in mine if row.key not in tensors)
-        return _Computed(batch, tensors, seconds, failed, tuple(foreign))
+        return _Computed(batch, tensors, seconds, failed, foreign)
 
-    def _one_by_one(self, batch: Batch, foreign: set[str]) -> dict[str, torch.Tensor]:
+    def _one_by_one(self, read: Mapping[str, Reading]) -> dict[str, torch.Tensor]:
         tensors = {}
-        for row in batch.rows:
-            if row.key in foreign:
-                continue
+        for key, reading in read.items():
             try:
-                [tensors[row.key]] = self._reader.compile([row.token_ids])
+                [tensors[key]] = self._reader.compile_readings([reading])
             except Exception as error:  # noqa: BLE001 - it is tried again, and fails alone
-                log.warning("compile_failed", key=row.key[:12], error=type(error).__name__)
+                log.warning("compile_failed", key=key[:12], error=type(error).__name__)
         return tensors
 
-    def _foreign(self, batch: Batch) -> set[str]:
-        if self._kv_keys is None:
-            return set()
-        foreign = set()
+    def _readings(self, batch: Batch) -> dict[str, Reading]:
+        """How each row's chunk is read, as its key says; rows of another model are left out."""
+        found: dict[str, Reading] = {}
         for row in batch.rows:
-            [key] = self._kv_keys([row.token_ids], row.sharing_group)
-            if key != row.key:
-                foreign.add(row.key)
-        return foreign
+            possible = [(row.token_ids,), *([(*row.before, row.token_ids)] if row.before else [])]
+            keys = self._kv_keys(possible, row.sharing_group) if self._kv_keys is not None else [row.key]
+            for reading, key in zip(possible, keys, strict=False):
+                if key == row.key:
+                    found[row.key] = reading
+        return found
 
     # --- storing ---
 

@@ -17,6 +17,7 @@ from precompute.frame import PromptFormat
 from precompute.passes import ContiguousPass, PackedPass
 from precompute.rope import Rope, rope_type
 from precompute.tokenizer import ReaderTokenizer
+from storage.conditioning import Reading
 from storage.errors import ModelUnsupported
 from storage.types import KVProfile
 
@@ -64,6 +65,7 @@ class Reader:
             log.warning("model %s is served by full prefill: %s", self.name, self.full_prefill_reason)
             return
         self.rope = Rope(self.model.base_model.rotary_emb, self.max_positions, self.device)
+        self._filler = filler
         self.prefix_ids = self._prefix_tokens(filler)
         self.profile = self._profile(dtype, codec, filler)
 
@@ -115,10 +117,32 @@ class Reader:
 
     @torch.inference_mode()
     def compile(self, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Read each chunk of `batch` behind the frame and filler passages.
+        """Read each chunk of `batch` behind the frame and filler passages, and behind nothing else.
 
         One tensor per chunk [layers, 2, kv_heads, tokens, head_dim] in the model's dtype, K before RoPE."""
-        return self.compile_behind(self.prefix_kv(), batch)
+        return self.compile_readings([(tuple(ids),) for ids in batch])
+
+    @torch.inference_mode()
+    def compile_readings(self, batch: Sequence[Reading]) -> list[torch.Tensor]:
+        """As `compile`, each chunk as the last of its reading; readings that begin alike are read once."""
+        texts = [r for r in dict.fromkeys(batch) if not any(len(o) > len(r) and o[: len(r)] == r for o in batch)]
+        first = len(filler_passages()[: self._filler]) + 1  # the number in the label at the prefix's end
+        rows, ends = [], []
+        for text in texts:
+            ids: list[int] = []
+            stops = []
+            for number, chunk in enumerate(text, first):
+                ids += [*(self.format.label(number) if ids else ()), *chunk]
+                stops.append(len(ids))
+            rows.append(ids)
+            ends.append(stops)
+        compiled = self.compile_behind(self.prefix_kv(), rows)
+        found = []
+        for reading in batch:
+            at = next(i for i, text in enumerate(texts) if text[: len(reading)] == reading)
+            end = ends[at][len(reading) - 1]
+            found.append(compiled[at][:, :, :, end - len(reading[-1]) : end].contiguous())
+        return found
 
     @torch.inference_mode()
     def compile_behind(

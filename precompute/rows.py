@@ -17,7 +17,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from storage.catalogue.lease import lease_token, rotate
-from storage.catalogue.schema import ChunkRow, Job, JobFile, KVObject
+from storage.catalogue.schema import ChunkRow, Corpus, Job, JobFile, KVObject
+from storage.conditioning import readings
 
 MAX_ATTEMPTS = 3
 MAX_ROWS = 256  # of one batch
@@ -32,6 +33,7 @@ class Owed:
     sharing_group: str
     job_id: str | None
     token_ids: tuple[int, ...]
+    before: tuple[tuple[int, ...], ...] = ()  # the chunks before it in its document's window, where they may matter
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def claim(
     query = query.order_by(KVObject.created_at, KVObject.key).limit(MAX_ROWS)
     found = session.scalars(query.with_for_update(skip_locked=True)).all()
     token = lease_token(owner)
-    texts = _token_ids(session, [row.key for row in found])
+    texts = _texts(session, [row.key for row in found])
+    found = sorted(found, key=lambda row: (row.created_at, texts[row.key].place if row.key in texts else ("", 0)))
     taken: list[Owed] = []
     total = 0
     for row in found:
@@ -81,15 +84,49 @@ def claim(
         if taken and total + row.tokens > batch_tokens:
             break
         row.status, row.lease_owner, row.lease_expires = "leased", token, now + seconds
-        taken.append(Owed(row.key, row.sharing_group, row.job_id, texts[row.key]))
+        text = texts[row.key]
+        taken.append(Owed(row.key, row.sharing_group, row.job_id, text.token_ids, text.before))
         total += row.tokens
     return Batch(token, tenant, tuple(taken))
 
 
-def _token_ids(session: Session, keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Token ids by key, from any chunk that refers to it."""
-    query = select(ChunkRow.kv_key, ChunkRow.token_ids).where(ChunkRow.kv_key.in_(keys))
-    return {key: struct.unpack(f"<{len(ids) // 4}I", ids) for key, ids in session.execute(query) if key}
+@dataclass(frozen=True)
+class _Text:
+    token_ids: tuple[int, ...]
+    place: tuple[str, int]  # document and ordinal
+    before: tuple[tuple[int, ...], ...]
+
+
+def _texts(session: Session, keys: Sequence[str]) -> dict[str, _Text]:
+    """Token ids by key, from any chunk that refers to it; and what stands before, if its corpus was ever conditioned."""
+    query = (
+        select(ChunkRow.kv_key, ChunkRow.token_ids, ChunkRow.document_id, ChunkRow.ordinal, Corpus.settings)
+        .join(Corpus, Corpus.id == ChunkRow.corpus_id)
+        .where(ChunkRow.kv_key.in_(keys))
+    )
+    chunks = session.execute(query).all()
+    conditioned = {chunk.document_id for chunk in chunks if "conditioning" in chunk.settings}
+    before = {document: _before(session, document) for document in sorted(conditioned)}
+    return {
+        chunk.kv_key: _Text(
+            _ids(chunk.token_ids),
+            (chunk.document_id, chunk.ordinal),
+            before.get(chunk.document_id, {}).get(chunk.ordinal, ()),
+        )
+        for chunk in chunks
+    }
+
+
+def _before(session: Session, document_id: str) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """By ordinal, the chunks that stand before a document's chunk in its window."""
+    query = select(ChunkRow.ordinal, ChunkRow.token_ids).where(ChunkRow.document_id == document_id)
+    rows = session.execute(query.order_by(ChunkRow.ordinal)).all()
+    read = readings([_ids(row.token_ids) for row in rows], "document")
+    return {row.ordinal: reading[:-1] for row, reading in zip(rows, read, strict=True)}
+
+
+def _ids(stored: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(stored) // 4}I", stored)
 
 
 def renew(session: Session, tokens: Iterable[str], seconds: float) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from storage.conditioning import Reading
 from storage.types import KVProfile, KVRecord
 
 
@@ -16,8 +17,9 @@ class Compiler(Protocol):
     @property
     def profile(self) -> KVProfile: ...
 
-    def compile(self, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Each chunk's KV: [layers, 2, kv_heads, tokens, head_dim] in the profile's dtype, K before RoPE."""
+    def compile_readings(self, batch: Sequence[Reading]) -> list[torch.Tensor]:
+        """The KV of each reading's last chunk: [layers, 2, kv_heads, tokens, head_dim] in the profile's dtype, K before
+        RoPE."""
         ...
 
 
@@ -27,5 +29,5 @@ class RecordStore(Protocol):
         ...
 
 
-# The keys under which these token ids belong, in a sharing group; None where there is no stored KV.
-KVKeys = Callable[[Sequence[tuple[int, ...]], str], Sequence[str | None]]
+# The keys under which the last chunks of these readings belong, in a sharing group; None where there is no stored KV.
+KVKeys = Callable[[Sequence[Reading], str], Sequence[str | None]]

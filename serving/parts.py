@@ -24,6 +24,7 @@ from serving.celery_app import build_celery, check_broker, ringer
 from serving.settings import Settings, master_secret
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import KVObject
+from storage.conditioning import Reading
 from storage.errors import UserError
 from storage.keys import group_secret, kv_key
 from storage.kvstore import KVStore
@@ -159,12 +160,12 @@ class Wiring:
         check_model(reader)
         return reader
 
-    def kv_keys(self, batch: Sequence[tuple[int, ...]], group: str) -> Sequence[str | None]:
-        """The keys of chunks in a sharing group; None where the model's state is not blended at all."""
+    def kv_keys(self, batch: Sequence[Reading], group: str) -> Sequence[str | None]:
+        """The keys of readings in a sharing group; None where the model's state is not blended at all."""
         if self.reader.full_prefill_reason:
             return [None] * len(batch)
         secret = group_secret(self.secret, group)
-        return [kv_key(self.reader.profile, ids, group, secret) for ids in batch]
+        return [kv_key(self.reader.profile, read[-1], group, secret, read[:-1]) for read in batch]
 
     # --- bells ---
 
@@ -312,7 +313,7 @@ class Wiring:
             retriever=Retriever(self.catalogue, self.index, self.embedder),
             embedder=self.embedder,
             engine=self.engine,
-            done_hash=lambda sha256, path: self.pipeline.done_hash(sha256, path),
+            done_hash=lambda *what: self.pipeline.done_hash(*what),
             ring=self.ring,
             secret=self.secret,
             check_broker=check_broker(self.celery),

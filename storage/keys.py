@@ -29,8 +29,11 @@ _KEY_TAG = b"preread-kv-1"
 _GROUP_TAG = b"preread-group-1"
 
 
-def kv_key(profile: KVProfile, token_ids: Sequence[int], group: str, group_secret: bytes) -> str:
-    """The key of one chunk's KV: 64 lower-case hex digits, HMAC-SHA256 of profile, group and token ids.
+def kv_key(
+    profile: KVProfile, token_ids: Sequence[int], group: str, group_secret: bytes, before: Sequence[Sequence[int]] = ()
+) -> str:
+    """The key of one chunk's KV: 64 lower-case hex digits, HMAC-SHA256 of profile, group and token ids, and of the chunks
+    that were read `before` it.
 
     Keyed by the group's secret, so that nobody outside the sharing group can compute a key from known text.
     Raises ValueError for an empty secret or a token id outside u32.
@@ -38,7 +41,7 @@ def kv_key(profile: KVProfile, token_ids: Sequence[int], group: str, group_secre
     if not group_secret:
         raise ValueError("the group secret is empty")
     values = [str(getattr(profile, name)).encode() for name in PROFILE_FIELDS]
-    fields = [_KEY_TAG, *values, group.encode(), token_bytes(token_ids)]
+    fields = [_KEY_TAG, *values, group.encode(), token_bytes(token_ids), *map(token_bytes, before)]
     return hmac.new(group_secret, _length_prefixed(fields), hashlib.sha256).hexdigest()
 
 

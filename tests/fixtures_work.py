@@ -80,10 +80,11 @@ class ParagraphParser:
         return ParsedDocument(text=text, blocks=tuple(Block("paragraph", a, b) for a, b in spans))
 
 
-def key_of(token_ids: tuple[int, ...], group: str) -> str:
+def key_of(token_ids: tuple[int, ...], group: str, before: Sequence[tuple[int, ...]] = ()) -> str:
     import hashlib
 
-    return hashlib.sha256(group.encode() + b"\0" + token_bytes(token_ids)).hexdigest()
+    fields = [group.encode(), *map(token_bytes, before), token_bytes(token_ids)]
+    return hashlib.sha256(b"\0".join(fields)).hexdigest()
 
 
 @dataclass
@@ -116,7 +117,7 @@ class Work:
             cut=self.cut,
             embedder=WordEmbedder(),
             index=self.index,
-            kv_keys=lambda batch, group: [key_of(tuple(ids), group) for ids in batch],
+            kv_keys=lambda batch, group: [key_of(tuple(read[-1]), group, read[:-1]) for read in batch],
             kv_delete=self.delete_kv,
             identity=f"test-{self.max_tokens}",
             lease_seconds=self.lease_seconds,

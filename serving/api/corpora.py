@@ -73,9 +73,12 @@ class SourceBody(BaseModel):
 
 
 class SettingsBody(BaseModel):
-    """`emphasis`: path pattern → how many times the attention its documents are paid; the last one that fits counts."""
+    """`emphasis`: path pattern → how many times the attention its documents are paid; the last one that fits counts.
+    `conditioning`: what chunks are read behind; documents that are there follow with the next sync or upload. What is left
+    out stays as it is."""
 
-    emphasis: Annotated[dict[str, float], Field(max_length=200)]
+    emphasis: Annotated[dict[str, float], Field(max_length=200)] | None = None
+    conditioning: Literal["none", "document"] | None = None
 
 
 @router.post("/documents", openapi_extra=_FORM)
@@ -117,4 +120,4 @@ def retrieve_settings(parts: Parts, who: Reader, corpus_id: str) -> dict[str, An
 
 @router.put("/settings")
 def replace_settings(parts: Parts, who: Admin, corpus_id: str, body: SettingsBody) -> dict[str, Any]:
-    return settings.change(parts, who, corpus_id, body.emphasis)
+    return settings.change(parts, who, corpus_id, body.emphasis, body.conditioning)

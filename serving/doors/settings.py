@@ -20,13 +20,16 @@ def show(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
         return _shape(corpora.find(session, who, corpus_id))
 
 
-def change(parts: ApiParts, who: Principal, corpus_id: str, emphasis: Mapping[str, float]) -> dict[str, Any]:
-    """Replace them. Raises NotFound, UserError."""
-    for pattern, weight in emphasis.items():
+def change(
+    parts: ApiParts, who: Principal, corpus_id: str, emphasis: Mapping[str, float] | None, conditioning: str | None
+) -> dict[str, Any]:
+    """Replace what is given; another conditioning holds for what is ingested from now on. Raises NotFound, UserError."""
+    for pattern, weight in (emphasis or {}).items():
         check_weight(pattern, weight)
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
-        corpus.settings = {**corpus.settings, "emphasis": dict(emphasis)}
+        new = {"emphasis": emphasis and dict(emphasis), "conditioning": conditioning}
+        corpus.settings = {**corpus.settings, **{name: value for name, value in new.items() if value is not None}}
         audit(session, who, "corpus.settings", corpus_id, parts.clock())
         session.flush()
         return _shape(corpus)
@@ -40,4 +43,10 @@ def standing_emphasis(parts: ApiParts, corpus_ids: Sequence[str]) -> dict[str, d
 
 
 def _shape(corpus: Corpus) -> dict[str, Any]:
-    return {"object": "corpus.settings", "corpus_id": corpus.id, "emphasis": corpus.settings.get("emphasis", {})}
+    emphasis = corpus.settings.get("emphasis", {})
+    return {
+        "object": "corpus.settings",
+        "corpus_id": corpus.id,
+        "emphasis": emphasis,
+        "conditioning": corpus.conditioning,
+    }

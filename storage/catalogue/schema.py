@@ -52,9 +52,14 @@ class Corpus(Base):
     sharing_group: Mapped[str] = mapped_column(String(64))  # the tenant's id unless declared shared
     source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # {"type":"folder|git",…}
     attributes: Mapped[dict[str, Any]]
-    settings: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"emphasis": {pattern: weight}}
+    settings: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # emphasis, conditioning
     created_at: Mapped[float]
     last_active_at: Mapped[float]
+
+    @property
+    def conditioning(self) -> str:
+        """See `storage.conditioning`."""
+        return str(self.settings.get("conditioning", "none"))
 
 
 class File(Base):

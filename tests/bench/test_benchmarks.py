@@ -15,7 +15,7 @@ from bench.cli import app
 from bench.harness import exact, f1, trim
 from bench.peers import Absent
 
-METHODS = "full,none,reuse,epic:4,cacheblend:0.15,question:1.0,default"
+METHODS = "full,none,reuse,epic:4,cacheblend:0.15,question:1.0,default,default@document"
 
 
 def bench(tmp_path: Path, tiny_models: Models, *arguments: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def bench(tmp_path: Path, tiny_models: Models, *arguments: str) -> dict[str, Any
 def test_blend_compares_each_method_with_full_prefill(tmp_path: Path, tiny_models: Models) -> None:
     data = tmp_path / "questions.jsonl"
     records = [
-        {"id": str(n), "chunks": list(SENTENCES[n : n + 3]), "question": "Who repairs a device?", "answers": ["nobody does", "x"]}
+        {"id": str(n), "chunks": list(SENTENCES[n : n + 3]), "question": "Who?", "answers": ["nobody does", "x"], "document": "d"}
         for n in range(3)
     ]
     data.write_text("\n".join(map(json.dumps, records)))
@@ -46,7 +46,7 @@ def test_blend_compares_each_method_with_full_prefill(tmp_path: Path, tiny_model
     assert methods["question:1.0"]["recomputed"] == 1
     assert methods["reuse"]["kl"] > 1e-4
     assert methods["reuse"]["recomputed"] == 0
-    assert methods["none"]["kl"] > methods["default"]["kl"]
+    assert methods["none"]["kl"] > methods["default"]["kl"] != methods["default@document"]["kl"]
     assert methods["default"]["d_nll_ci"][0] <= methods["default"]["d_nll"] <= methods["default"]["d_nll_ci"][1]
 
 

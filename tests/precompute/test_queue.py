@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from ingest.jobs import cancel, settle
 from ingest.purge import sweep
 from precompute import rows
 from precompute.queue import KVQueue
-from storage.catalogue.schema import KVObject
+from storage.catalogue.schema import ChunkRow, Corpus, Document, KVObject
+from storage.conditioning import Reading, readings
 from storage.errors import StorageUnavailable
 from storage.kvstore import KVStore
 from storage.types import KVProfile, KVRecord, Miss
@@ -35,10 +37,13 @@ class TinyReader:
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, ...]]] = []
+        self.readings: list[Reading] = []
         self.poison: int | None = None
 
-    def compile(self, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        self.batches.append([tuple(ids) for ids in batch])
+    def compile_readings(self, readings: Sequence[Reading]) -> list[torch.Tensor]:
+        batch = [read[-1] for read in readings]
+        self.batches.append(batch)
+        self.readings += readings
         if any(self.poison in ids for ids in batch):
             raise RuntimeError("poison")
         return [
@@ -242,14 +247,14 @@ def test_writing_one_batch_overlaps_computing_the_next(
     work.ingest(work.corpus(), {"a.txt": paragraphs(3)})
     broken = Broken(store)
     second_computed = threading.Event()
-    compile_ = reader.compile
+    compile_ = reader.compile_readings
 
-    def watched(batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    def watched(batch: Sequence[Reading]) -> list[torch.Tensor]:
         if reader.batches:
             second_computed.set()
         return compile_(batch)
 
-    reader.compile = watched  # type: ignore[method-assign]
+    reader.compile_readings = watched  # type: ignore[method-assign]
     broken.before_put = lambda: second_computed.wait(5) or pytest.fail("the next batch waited for the store")
     make_queue(work, broken, reader, batch_tokens=1).drain()
     assert statuses(work) == ["done"] * 3
@@ -341,3 +346,82 @@ def test_tenants_take_turns_in_kv(work: Work, store: KVStore, reader: TinyReader
     queue.run_once()
     queue.run_once()
     assert {len(batch[0]) for batch in reader.batches} == {2, 12}
+
+
+# --- conditioning -------------------------------------------------------------------------------------------------------
+
+
+def condition(work: Work, corpus: Corpus, conditioning: str) -> Corpus:
+    with work.catalogue.write() as session:
+        session.get_one(Corpus, corpus.id).settings = {"conditioning": conditioning}
+    return corpus
+
+
+def conditioned(work: Work, conditioning: str) -> Corpus:
+    return condition(work, work.corpus(), conditioning)
+
+
+def ids_of(work: Work, corpus: Corpus, path: str) -> list[tuple[int, ...]]:
+    query = select(ChunkRow.token_ids).join(Document, Document.id == ChunkRow.document_id)
+    query = query.where(Document.corpus_id == corpus.id, Document.path == path).order_by(ChunkRow.ordinal)
+    with work.catalogue.read() as session:
+        return [struct.unpack(f"<{len(ids) // 4}I", ids) for ids in session.scalars(query)]
+
+
+def queue_of(work: Work, store: KVStore, reader: TinyReader, **options: Any) -> KVQueue:
+    return make_queue(work, store, reader, kv_keys=work.pipeline.kv_keys, **options)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 30, 4096])
+def test_chunks_are_read_behind_those_before_them(
+    batch_tokens: int, work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    corpus = conditioned(work, "document")
+    work.ingest(corpus, {"a.txt": paragraphs(4), "b.txt": paragraphs(2)})
+    queue_of(work, store, reader, batch_tokens=batch_tokens).drain()
+    assert set(statuses(work)) == {"done"}
+    a = ids_of(work, corpus, "a.txt")
+    b = ids_of(work, corpus, "b.txt")
+    assert a[:2] == b  # the same text in another document is read alike, and once
+    assert sorted(reader.readings) == sorted(tuple(a[: n + 1]) for n in range(4))
+
+
+def test_an_edit_computes_what_was_read_behind_it_again(work: Work, store: KVStore, reader: TinyReader) -> None:
+    corpus = conditioned(work, "document")
+    work.ingest(corpus, {"a.txt": paragraphs(5)})
+    queue_of(work, store, reader).drain()
+    reader.readings.clear()
+    lines = paragraphs(9).split("\n\n")
+    work.ingest(corpus, {"a.txt": "\n\n".join([*lines[:3], lines[8], lines[4]])})
+    queue_of(work, store, reader).drain()
+    chunks = ids_of(work, corpus, "a.txt")
+    assert sorted(reader.readings) == sorted(tuple(chunks[: n + 1]) for n in (3, 4))
+
+
+def test_rows_of_an_earlier_setting_are_still_computed(work: Work, store: KVStore, reader: TinyReader) -> None:
+    corpus = conditioned(work, "document")
+    work.ingest(corpus, {"a.txt": paragraphs(3)})
+    condition(work, corpus, "none")
+    queue_of(work, store, reader).drain()
+    assert sorted(map(len, reader.readings)) == [1, 2, 3]
+    assert set(statuses(work)) == {"done"}
+
+
+def test_another_setting_makes_a_document_work_again(work: Work, store: KVStore, reader: TinyReader) -> None:
+    corpus = conditioned(work, "none")
+    work.ingest(corpus, {"a.txt": paragraphs(3)})
+    queue_of(work, store, reader).drain()
+    condition(work, corpus, "document")
+    job = work.ingest(corpus, {"a.txt": paragraphs(3)})
+    queue_of(work, store, reader).drain()
+    assert sorted(map(len, reader.readings)) == [1, 1, 1, 2, 3]
+    assert work.view(job)["progress"]["chunks_computed"] == 2  # the first chunk is read alike under both
+
+
+def test_windows_are_bounded_and_cover_every_chunk_once() -> None:
+    chunks = [(n,) * 500 for n in range(7)] + [(9,) * 3000, (8,)]
+    read = readings(chunks, "document")
+    assert [r[-1] for r in read] == chunks
+    assert [len(r) for r in read] == [1, 2, 3, 1, 2, 3, 1, 1, 1]
+    assert readings(chunks, "none") == [(c,) for c in chunks]
+    assert readings([], "document") == []

@@ -13,7 +13,7 @@ from fixtures_models import CONFIGS, FAMILIES, NO_SYSTEM, Models, save_model, sa
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig
 
 from precompute.passes import ContiguousPass
-from precompute.reader import PIECE, Reader, weights_fingerprint
+from precompute.reader import PIECE, Reader, filler_passages, weights_fingerprint
 from storage.keys import kv_key
 from storage.types import KVProfile
 
@@ -167,3 +167,48 @@ def test_rotations_that_differ_by_layer_are_left_to_full_prefill(tmp_path: Path)
     reader = Reader(save_model(tmp_path / "layered", config), dtype="float32")
     assert reader.full_prefill_reason is not None
     assert "layer to layer" in reader.full_prefill_reason
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
+def test_a_reading_is_the_document_read_from_its_start(family: str, tiny_models: Models) -> None:
+    reader = tiny_models.reader(family)
+    a, b, c = (tuple(ids_of(n, n)) for n in (20, 30, 25))
+    number = next(n for n in range(1, 20) if reader.prefix_ids[-len(reader.format.label(n)) :] == reader.format.label(n))
+    ids = [*reader.prefix_ids, *a, *reader.format.label(number + 1), *b, *reader.format.label(number + 2), *c]
+    whole = reader.buffer(len(ids))
+    reader.prefill(whole, ids)
+    found = reader.compile_readings([(a, b), (a, b, c), (b,), (a,)])
+    alone = reader.compile([b, a])
+    ends = {1: len(reader.prefix_ids) + 20}
+    ends[2] = ends[1] + len(reader.format.label(number + 1)) + 30
+    ends[3] = ends[2] + len(reader.format.label(number + 2)) + 25
+    for kv, count, chunk in ((found[3], 1, a), (found[0], 2, b), (found[1], 3, c)):
+        positions = torch.arange(ends[count] - len(chunk), ends[count])
+        assert torch.allclose(reader.rope.place(kv[:, 0], positions), whole[:, 0, :, positions], atol=1e-4, rtol=0)
+        assert torch.allclose(kv[:, 1], whole[:, 1, :, positions], atol=1e-4, rtol=0)
+    assert torch.allclose(found[2], alone[0], atol=1e-5)
+    assert not torch.allclose(found[0], alone[0], atol=1e-3)
+
+
+def test_labels_are_those_of_a_numbered_prompt(tiny_models: Models) -> None:
+    reader = tiny_models.reader("llama")
+    labels = reader.label_kv(8)
+    assert len(labels) >= 8
+    assert [kv.shape[3] for kv in labels[:8]] == [len(reader.format.label(n)) for n in range(1, 9)]
+    texts = [reader.tokenizer.encode(p) for p in filler_passages()]
+    start = [*reader.format.frame, *reader.format.label(1), *texts[0], *reader.format.label(2)]
+    whole = reader.buffer(len(start))
+    reader.prefill(whole, start)
+    positions = torch.arange(len(start) - len(reader.format.label(2)), len(start))
+    assert torch.allclose(reader.rope.place(labels[1][:, 0], positions), whole[:, 0, :, positions], atol=1e-4, rtol=0)
+    assert torch.allclose(labels[1][:, 1], whole[:, 1, :, positions], atol=1e-4, rtol=0)
+    assert reader.label_kv(3) is labels  # read once
+
+
+def test_a_short_context_has_fewer_labels_and_is_not_read_again(tiny_models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(tiny_models.folder("llama"), dtype="float32", filler=1)
+    reader.max_positions = 400
+    few = reader.label_kv(30)
+    assert 0 < len(few) < 30
+    monkeypatch.setattr(Reader, "prefill", None)
+    assert reader.label_kv(30) is few

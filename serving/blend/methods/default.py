@@ -17,7 +17,7 @@ from serving.blend.methods.arguments import nothing
 from serving.blend.methods.question import Question
 from serving.blend.methods.reuse import Reuse
 
-SHARE = 0.2
+SHARE = 0.25
 WHOLE_UNTIL, NOTHING_FROM, ANCHORS_UNTIL = 2304, 3840, 6144  # prompt tokens
 
 

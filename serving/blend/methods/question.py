@@ -1,9 +1,10 @@
 """Question-aware selection: the tokens to which the question pays most attention are computed again.
 
 The question first runs over the assembled cache, through the layers that tell best what it looks at; its attention there,
-summed over heads and question tokens, ranks the stored tokens. The first token of every label is always among them: it
-reads all that stands before its passage, and the passages after it lean on it. Related: ProphetKV and QCFuse (2025/26),
-which also choose by the query. The layers were chosen on the embedded model; see BENCHMARKS.md.
+summed over heads and question tokens, ranks the stored tokens. Always among them are the first token of every label, which
+reads all that stands before its passage, and some tokens right behind the frame, where chunks are not at home that were
+compiled behind filler passages. Related: ProphetKV and QCFuse (2025/26), which also choose by the query. The layers were
+chosen on the embedded model; see BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from serving.blend.methods.arguments import ratio
 from serving.blend.scatter import question_attention, recompute, union
 
 WATCHED = (0.53, 0.8)  # from, to: of the model's depth
+LEAD = 0.1  # of the budget, spent on the tokens right behind the frame
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,15 @@ class Question:
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
         stored = assembly.stored
-        chosen = stored[:0]
-        wanted = round(len(stored) * self.share) - len(assembly.anchors)
-        if wanted > 0:
+        budget = round(len(stored) * self.share)
+        chosen = union(assembly.anchors, stored[: int(LEAD * budget)])
+        if budget > len(chosen):
             first = int(WATCHED[0] * reader.layers)
             last = max(first + 1, round(WATCHED[1] * reader.layers))
             question = assembly.tokens - assembly.tail_start
             attention = yield from question_attention(reader, assembly, question, first, last)
-            attention[assembly.anchors] = -1.0
-            chosen = stored[attention[stored].topk(wanted).indices]
-        logits = yield from recompute(reader, assembly, union(assembly.fresh, assembly.anchors, chosen))
+            attention[chosen] = -1.0
+            most = stored[attention[stored].topk(budget - len(chosen)).indices]
+            chosen = union(chosen, most)
+        logits = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
         return logits
