@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from bench.harness import Example, drive, exact, f1, grounded, load_examples, load_reader, write_record
+from bench.harness import Example, console, drive, exact, f1, grounded, load_examples, load_reader, write_record
 from precompute.frame import Turn
 from precompute.passes import ContiguousPass
 from precompute.reader import Reader
@@ -62,11 +61,11 @@ class Bench:
     def profile(self, condition: str) -> KVProfile:
         return replace(self.reader.profile, conditioning="alone") if condition == "alone" else self.reader.profile
 
-    def save(self, chunks: Sequence[list[int]], condition: str) -> list[str]:
+    def save(self, example: Example, condition: str) -> list[str]:
         """Compile and store the chunks; their keys."""
-        profile = self.profile(condition)
+        profile, chunks = self.profile(condition), example.chunks
         read = {tuple(ids): (tuple(ids),) for ids in chunks}
-        if condition == "document":
+        if condition == "document" and example.document is not None:
             order = sorted(read, key=lambda ids: hashlib.sha256(repr(ids).encode()).digest())
             read = dict(zip(order, readings(order, "document"), strict=True))
         if condition == "alone":
@@ -162,8 +161,7 @@ def _example(bench: Bench, example: Example, methods: Sequence[str], scores: dic
     answer = bench.reader.tokenizer.encode(example.answers[0])
     extra = max(len(answer), ANSWER_TOKENS)
     conditions = {condition_of(m)[1] for m in methods if m not in ("full", "full-twice", "none")}
-    one = example.document is not None
-    keys = {c: bench.save(example.chunks, c if one or c != "document" else "warm") for c in sorted(conditions)}
+    keys = {c: bench.save(example, c) for c in sorted(conditions)}
     assembly, logits, full_ttft = bench.full(example, example.chunks, extra)
     truth = bench.answer_logprobs(assembly, logits, answer)
     _score(bench, scores["full"], example, answer, truth, truth, bench.greedy(assembly, logits), full_ttft, full_ttft, 0.0)
@@ -232,4 +230,4 @@ def _print(record: dict[str, Any]) -> None:
             f"{m['d_f1']:+.3f} ({m['d_f1_ci'][0]:+.3f} {m['d_f1_ci'][1]:+.3f})",
             f"{m['em']:.3f}", f"{m['recomputed']:.1%}", f"{m['ttft_s']:.3f}", f"{m['bytes_per_token']:.0f}",
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)

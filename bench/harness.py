@@ -8,6 +8,7 @@ import platform
 import re
 import string
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from precompute.embedded import embedded_model
 from precompute.frame import Turn
@@ -122,6 +124,11 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": commit, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
+
+
+def console() -> Console:
+    """Where tables go; in a file or a pipe, wide enough for the widest."""
+    return Console(width=None if sys.stdout.isatty() else 150)
 
 
 def write_record(record: dict[str, Any], out: Path | None) -> None:

@@ -22,11 +22,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from bench.harness import load_reader, write_record
+from bench.harness import console, load_reader, write_record
 from bench.ttft import Prompt
 from precompute.reader import Reader
 from storage.folder import FolderStore
@@ -191,4 +190,4 @@ def _print(record: dict[str, Any]) -> None:
         table.add_column(column, justify="right" if column == "ttft s" else "left")
     for row in record["rows"]:
         table.add_row(row["peer"], "-" if row["ttft_s"] is None else f"{row['ttft_s']:.3f}", row["note"])
-    Console().print(table)
+    console().print(table)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from bench.harness import drive, grounded, load_reader, write_record
+from bench.harness import console, drive, grounded, load_reader, write_record
 from precompute.frame import Turn
 from precompute.reader import Reader, filler_passages
 from serving.blend.assembly import Segment, assemble
@@ -155,6 +154,6 @@ def _print(record: dict[str, Any]) -> None:
         table.add_row(
             str(row["tokens"]), row["method"], row["source"], f"{row['ttft_s']:.3f}", f"{row['recomputed']:.1%}", ratio
         )
-    Console().print(table)
+    console().print(table)
     if "s3" in record:
-        Console().print(f"s3 {record['s3']}")
+        console().print(f"s3 {record['s3']}")

@@ -66,7 +66,8 @@ def demo_settings() -> Settings:
     if model == "embedded":  # shared with the data folder of every day, so that it is converted once
         model = str(embedded_folder(settings.data_dir))
     data_dir = settings.data_dir if "PREREAD_DATA_DIR" in os.environ else settings.data_dir / "demo"
-    return dataclasses.replace(settings, data_dir=data_dir, port=free_port(), model=model)
+    # Each question is asked several times: taken up from memory, it would be quicker than a first question ever is.
+    return dataclasses.replace(settings, data_dir=data_dir, port=free_port(), model=model, blended_cache_bytes=0)
 
 
 def _questions(samples: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -10,21 +10,24 @@ from dataclasses import dataclass
 
 import torch
 
-Key = tuple[str, tuple[str, ...]]  # method, KV key of every chunk in prompt order
+Key = tuple[str, tuple[str, ...]]  # method, KV key of every chunk, sorted
 
 
 @dataclass(frozen=True)
 class Blended:
     """Frame, labels and chunks of a prompt: the first `tokens` slots of `kv` [layers, 2, kv_heads, capacity, head_dim], which
-    are never written again."""
+    are never written again. `order`: the KV keys of its chunks as they stand in it."""
 
     kv: torch.Tensor
     tokens: int
+    order: tuple[str, ...]
 
 
 class BlendedCache:
     """The most recently used ones, up to `max_bytes` in all. Safe to share between threads.
 
+    The next question may rank the same chunks in another order; that is no reason to blend them again, so an entry is found
+    by their set, and the prompt keeps its order.
     A KV key is an HMAC under its sharing group's secret, so that an entry is found by those only who may read all of its
     chunks."""
 

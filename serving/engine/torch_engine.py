@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from precompute.reader import Reader
@@ -25,7 +25,7 @@ from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
 from storage.errors import Overloaded, PrereadError
 from storage.kvstore import KVStore
-from storage.types import KVRecord
+from storage.types import KVRecord, RetrievedChunk
 
 log = logging.getLogger(__name__)
 FETCH_DEADLINE_S = 5.0
@@ -95,8 +95,12 @@ class TorchEngine:
         """See `Engine.submit`. KV is fetched by its own threads; the engine's thread only computes."""
         method = parse_method("full" if self.full_prefill_reason else request.method)
         begun = time.perf_counter()
-        plan = plan_prompt(self.reader.format, request.messages, request.chunks, self.max_model_len, request.max_tokens)
+        blended = self._blended.get(key) if (key := _blended_key(request.method, method, request.chunks)) else None
+        chunks = _ordered(request.chunks, blended.order) if blended else request.chunks
+        plan = plan_prompt(self.reader.format, request.messages, chunks, self.max_model_len, request.max_tokens)
         generation = TorchGeneration(request, plan, method)
+        if blended is not None and len(plan.chunks) == len(blended.order):
+            generation.blended = blended
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
         with self._live_lock:
             if len(self._live) >= self._max_active + self._max_waiting:
@@ -134,8 +138,6 @@ class TorchEngine:
         try:
             keys = [c.kv_key for c in generation.plan.chunks if c.kv_key]
             generation.report.ms["queue"] = generation.elapsed_ms()
-            if (key := _blended_key(generation)) is not None:
-                generation.blended = self._blended.get(key)
             if keys and generation.blended is None and generation.method.uses_stored:
                 records = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
         except Exception:
@@ -245,16 +247,25 @@ class TorchEngine:
 
     def _keep(self, generation: TorchGeneration, session: BlendSession) -> None:
         """Keep what was blended for the conversation's next turn."""
-        if (key := _blended_key(generation)) is not None:
-            assembly = session.assembly
-            self._blended.put(key, Blended(assembly.kv, assembly.tail_start))
+        plan, assembly = generation.plan, session.assembly
+        if (key := _blended_key(generation.request.method, generation.method, plan.chunks)) is not None:
+            order = tuple(chunk.kv_key or "" for chunk in plan.chunks)
+            self._blended.put(key, Blended(assembly.kv, assembly.tail_start, order))
 
 
-def _blended_key(generation: TorchGeneration) -> Key | None:
-    keys = [chunk.kv_key for chunk in generation.plan.chunks if chunk.kv_key]
-    if not keys or len(keys) < len(generation.plan.chunks) or not generation.method.uses_stored:
+def _blended_key(name: str, method: Method, chunks: Sequence[RetrievedChunk]) -> Key | None:
+    keys = [chunk.kv_key for chunk in chunks if chunk.kv_key]
+    if not keys or len(keys) < len(chunks) or not method.uses_stored:
         return None
-    return generation.request.method, tuple(keys)
+    return name, tuple(sorted(keys))
+
+
+def _ordered(chunks: Sequence[RetrievedChunk], order: Sequence[str]) -> tuple[RetrievedChunk, ...]:
+    """The chunks in the order of these KV keys, which are theirs."""
+    by_key: dict[str, list[RetrievedChunk]] = {}
+    for chunk in chunks:
+        by_key.setdefault(chunk.kv_key or "", []).append(chunk)
+    return tuple(by_key[key].pop(0) for key in order)
 
 
 def _rows(generation: TorchGeneration, records: Records) -> int:

@@ -34,6 +34,7 @@ def test_blend_compares_each_method_with_full_prefill(tmp_path: Path, tiny_model
         {"id": str(n), "chunks": list(SENTENCES[n : n + 3]), "question": "Who?", "answers": ["nobody does", "x"], "document": "d"}
         for n in range(3)
     ]
+    del records[2]["document"]
     data.write_text("\n".join(map(json.dumps, records)))
     record = bench(tmp_path, tiny_models, "blend", "--data", str(data), "--methods", METHODS, "--max-tokens", "200")
     assert (record["model"], record["data"], record["n"]) == (tiny_models.folder("llama").name, "questions.jsonl", 3)

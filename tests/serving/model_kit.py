@@ -31,7 +31,9 @@ class Shared:
         self._made: dict[str, Wiring] = {}
 
     def settings(self, folder: Path, **changes: Any) -> Settings:
-        base = {"data_dir": folder, "model": str(self.model), "threads": 1, "secret": SECRET, "top_k": 4}
+        # Without blended prompts in memory, so that each answer shows what becomes of its stored KV.
+        small = {"threads": 1, "top_k": 4, "blended_cache_bytes": 0}
+        base = {"data_dir": folder, "model": str(self.model), "secret": SECRET, **small}
         return Settings(**{**base, **changes})
 
     def wiring(self, folder: Path, ring: Callable[[str], None], **changes: Any) -> Wiring:
@@ -124,6 +126,9 @@ class Service:
         with self.wiring.catalogue.read() as session:
             query = select(ChunkRow.kv_key).where(ChunkRow.text.contains(word)).order_by(ChunkRow.id)
             return [key for key in session.scalars(query) if key]
+
+    def name_of(self, file_id: str) -> str:
+        return self.client.files.retrieve(file_id).filename
 
     def status(self, key: str) -> str:
         with self.wiring.catalogue.read() as session:

@@ -57,7 +57,7 @@ def test_the_client_story(service: Service) -> None:
     assert report["tokens_reused"] > report["tokens_computed"] > 0
     assert report["not_reused"] == []
     assert report["bytes_fetched"] > 0
-    assert set(report["ms"]) == {"queue", "fetch", "blend", "first_token", "retrieval"}
+    assert set(report["ms"]) == {"plan", "queue", "fetch", "assemble", "blend", "first_token", "retrieval"}
     assert answer.citations[0]["filename"] == "rules.md"
     assert LIMIT.format(10) in answer.citations[0]["quote"]
     cites(service, answer)
@@ -190,3 +190,20 @@ def test_a_folder_on_the_server_is_synced(tmp_path: Path, shared: Shared) -> Non
         sync()
         answer = service.chat("harbour", QUESTION)
         assert [c["filename"] for c in answer.citations] == ["lamps.txt"]
+
+
+def test_a_second_turn_takes_up_the_first_and_forgets_with_the_document(tmp_path: Path, shared: Shared) -> None:
+    with serving(shared, tmp_path, dtype="float32", blended_cache_bytes=256 << 20) as service:
+        store = service.corpus("harbour", {"rules.md": rules(10), "lamps.txt": "The lamps on the pier are lit at nine."})
+        first = service.chat("harbour", QUESTION)
+        said = first.choices[0].message.content or "Ten."
+        second = service.chat("harbour", QUESTION, said, "And on Sundays, inside the harbour?")
+        assert (first.preread["resumed"], second.preread["resumed"]) == (False, True)
+        assert counted(second)["bytes_fetched"] == 0
+        assert [c["quote"] for c in second.citations] == [c["quote"] for c in first.citations]
+        [file] = [f for f in service.client.vector_stores.files.list(store).data if "rules" in service.name_of(f.id)]
+        service.client.vector_stores.files.delete(file.id, vector_store_id=store)
+        third = service.chat("harbour", QUESTION)
+        assert not third.preread["resumed"]
+        assert {c["filename"] for c in third.citations} == {"lamps.txt"}
+        assert service.wiring.engine.keys_in_memory() == set(service.kv_keys("lamps"))

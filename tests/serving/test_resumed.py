@@ -54,11 +54,35 @@ def test_a_resumed_answer_is_the_one_made_anew(talk: EngineSite, tmp_path: Path)
     assert resumed.text == expected.text
 
 
-def test_other_chunks_order_or_method_are_another_prompt(talk: EngineSite) -> None:
+def test_chunks_that_are_ranked_otherwise_keep_their_order(talk: EngineSite) -> None:
+    first = talk.answer()
+    second = talk.answer(chunks=(talk.chunks[2], talk.chunks[0], talk.chunks[1]))
+    assert second.report.resumed
+    assert [c.chunk_id for c in second.used_chunks] == [c.chunk_id for c in first.used_chunks] == [0, 1, 2]
+    assert second.text == first.text
+
+
+def test_a_chunk_that_stands_twice_is_another_prompt(talk: EngineSite) -> None:
+    talk.answer()
+    twice = (*talk.chunks, talk.chunks[0])
+    assert not talk.answer(chunks=twice).report.resumed
+    again = talk.answer(chunks=twice[::-1])
+    assert again.report.resumed
+    assert [c.chunk_id for c in again.used_chunks] == [0, 1, 2, 0]
+
+
+def test_a_resumed_prompt_that_no_longer_fits_is_blended_anew(talk: EngineSite) -> None:
+    talk.answer()
+    long = (Message("user", "and again " * 150),)
+    outcome = talk.answer(messages=long, max_tokens=900)
+    assert len(outcome.used_chunks) < 3
+    assert not outcome.report.resumed
+
+
+def test_other_chunks_or_another_method_are_another_prompt(talk: EngineSite) -> None:
     talk.answer()
     assert talk.answer().report.resumed
     assert not talk.answer(chunks=talk.chunks[:2]).report.resumed
-    assert not talk.answer(chunks=talk.chunks[::-1]).report.resumed
     assert not talk.answer(method="epic:4").report.resumed
     for _ in range(2):
         assert not talk.answer(method="full").report.resumed
@@ -84,7 +108,7 @@ def test_a_deleted_chunk_is_forgotten_at_once(talk: EngineSite) -> None:
 
 
 def entry(megabytes: int) -> Blended:
-    return Blended(torch.zeros(megabytes << 20, dtype=torch.uint8), 1)
+    return Blended(torch.zeros(megabytes << 20, dtype=torch.uint8), 1, ())
 
 
 def test_the_cache_keeps_what_was_used_last_within_its_bound() -> None:
