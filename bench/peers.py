@@ -1,7 +1,7 @@
 """`preread bench peers`: the same context through our engine and through its neighbours, in one call.
 
-Each peer answers the same token ids and is timed to its first token, several times; the median counts. A peer that cannot
-run here is listed with the reason. Peers that cache prefixes are given what they cannot have in retrieval: the same
+Each peer answers the same token ids and is timed from them to its first token, several times; the median counts. A peer
+that cannot run here is listed with the reason. Peers that cache prefixes are given what they cannot have in retrieval: the same
 chunks, in the same order, at the very start of the prompt, and in memory.
 """
 
@@ -86,10 +86,8 @@ def transformers_prefix(context: Context) -> tuple[list[float], str]:
     cache = DynamicCache(config=model.config)
     model(ids[:, : context.shared], cache=cache, use_cache=True, logits_to_keep=1)
 
-    def run() -> None:
-        own = copy.deepcopy(cache)  # generate writes into what it is given
-        model.generate(ids, attention_mask=mask, cache=own, max_new_tokens=1, do_sample=False)
-
+    copies = [copy.deepcopy(cache) for _ in range(ROUNDS)]  # generate writes into what it is given
+    run = lambda: model.generate(ids, attention_mask=mask, cache=copies.pop(), max_new_tokens=1, do_sample=False)  # noqa: E731
     return _timed(run), "generate over a DynamicCache prefix in memory: same chunks, same order"
 
 

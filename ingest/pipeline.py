@@ -25,10 +25,10 @@ from ingest.files import SOURCE_PURPOSE, delete_file, read_file
 from ingest.jobs import advance, lock_job, mark_cancelled, settle
 from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
 from ingest.purge import release, try_sweep
-from ingest.types import Cut, KVDelete, KVKeys, Parser, SearchIndex
+from ingest.types import Cut, KVDelete, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
-from storage.conditioning import readings
+from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
 from storage.errors import Cancelled, FileError, NotFound, ObjectMissing, Overloaded, StorageUnavailable
 from storage.types import Chunk, ObjectStore, TextEmbedder
 
@@ -159,7 +159,7 @@ class Pipeline:
         """What a document's chunks depend on: its content, its name (which chooses the parser), what its corpus is
         conditioned on, and our versions."""
         suffix = path.rsplit("/", 1)[-1].rpartition(".")[2].lower()
-        of_corpus = [conditioning] if conditioning != "none" else []
+        of_corpus = [conditioning, WINDOW_TOKENS] if conditioning != "none" else []
         return hashlib.sha256(json.dumps([sha256, suffix, self.identity, *of_corpus]).encode()).hexdigest()
 
     def _keep(self, lease: FileLease, file: File, done_hash: str) -> bool:

@@ -8,11 +8,8 @@ from typing import Protocol
 
 from sqlalchemy.orm import Session
 
-from storage.conditioning import Reading
 from storage.types import Chunk, ParsedDocument
 
-# Object keys of readings' last chunks in a sharing group; None where the chunk gets no stored KV.
-KVKeys = Callable[[Sequence[Reading], str], Sequence[str | None]]
 # Removes stored KV objects from every tier; absent ones are no error. Raises StorageUnavailable.
 KVDelete = Callable[[Sequence[str]], object]
 Cut = Callable[[ParsedDocument], Sequence[Chunk]]

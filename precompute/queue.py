@@ -15,10 +15,10 @@ import torch
 
 from precompute import rows
 from precompute.rows import Batch
-from precompute.types import Compiler, KVKeys, RecordStore
+from precompute.types import Compiler, RecordStore
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
-from storage.conditioning import Reading
+from storage.conditioning import KVKeys, Reading
 from storage.errors import Overloaded, StorageUnavailable
 from storage.types import KVRecord
 
@@ -63,7 +63,7 @@ class KVQueue:
         batch_tokens: int = 4096,
         lease_seconds: float = 60.0,
         max_attempts: int = rows.MAX_ATTEMPTS,
-        kv_keys: KVKeys | None = None,
+        kv_keys: KVKeys,
         settled: Callable[[set[str]], None] = lambda job_ids: None,
     ) -> None:
         self._catalogue = catalogue
@@ -112,11 +112,6 @@ class KVQueue:
             if writing is not None:
                 writing.result()
         return tried
-
-    def request_repair(self, key: str) -> bool:
-        """Have a stored object computed again that was found damaged or absent."""
-        with self._catalogue.write() as session:
-            return rows.request_repair(session, key)
 
     # --- leases ---
 
@@ -177,11 +172,10 @@ class KVQueue:
         """How each row's chunk is read, as its key says; rows of another model are left out."""
         found: dict[str, Reading] = {}
         for row in batch.rows:
-            possible = [(row.token_ids,), *([(*row.before, row.token_ids)] if row.before else [])]
-            keys = self._kv_keys(possible, row.sharing_group) if self._kv_keys is not None else [row.key]
-            for reading, key in zip(possible, keys, strict=False):
-                if key == row.key:
-                    found[row.key] = reading
+            possible = [(row.token_ids,), (*row.before, row.token_ids)]
+            keys = self._kv_keys(possible, row.sharing_group)
+            if row.key in keys:
+                found[row.key] = possible[keys.index(row.key)]
         return found
 
     # --- storing ---

@@ -17,13 +17,13 @@ from precompute.frame import PromptFormat
 from precompute.passes import ContiguousPass, PackedPass
 from precompute.rope import Rope, rope_type
 from precompute.tokenizer import ReaderTokenizer
-from storage.conditioning import Reading
+from storage.conditioning import Reading, rows
 from storage.errors import ModelUnsupported
 from storage.types import KVProfile
 
 log = logging.getLogger(__name__)
 PIECE = 512  # rows of one forward pass while prefilling
-LABELS = 16  # of a prompt, read at first; more when a prompt has more
+LABELS = 24  # whose KV is kept ready; those of further passages are computed with the prompt
 DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
 
 
@@ -59,8 +59,7 @@ class Reader:
         self._lock = threading.Lock()
         self._prefix: torch.Tensor | None = None
         self._frame: torch.Tensor | None = None
-        self._labels: list[torch.Tensor] = []
-        self._labels_asked = 0
+        self._labels: list[torch.Tensor] | None = None
         if self.full_prefill_reason:
             log.warning("model %s is served by full prefill: %s", self.name, self.full_prefill_reason)
             return
@@ -88,6 +87,10 @@ class Reader:
             frame=self.format.frame_hash, conditioning=f"filler:{filler}:{digest}", codec=codec, dtype=dtype,
             layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim,
         )  # fmt: skip
+
+    def fits(self, reading: Reading) -> bool:
+        """Whether it can be read behind frame and filler within the model's context."""
+        return len(self.prefix_ids) + rows(reading) <= self.max_positions
 
     def buffer(self, tokens: int) -> torch.Tensor:
         """An unwritten KV buffer [layers, 2, kv_heads, tokens, head_dim]."""
@@ -127,16 +130,16 @@ class Reader:
         """As `compile`, each chunk as the last of its reading; readings that begin alike are read once."""
         texts = [r for r in dict.fromkeys(batch) if not any(len(o) > len(r) and o[: len(r)] == r for o in batch)]
         first = len(filler_passages()[: self._filler]) + 1  # the number in the label at the prefix's end
-        rows, ends = [], []
+        inputs, ends = [], []
         for text in texts:
             ids: list[int] = []
             stops = []
             for number, chunk in enumerate(text, first):
                 ids += [*(self.format.label(number) if ids else ()), *chunk]
                 stops.append(len(ids))
-            rows.append(ids)
+            inputs.append(ids)
             ends.append(stops)
-        compiled = self.compile_behind(self.prefix_kv(), rows)
+        compiled = self.compile_behind(self.prefix_kv(), inputs)
         found = []
         for reading in batch:
             at = next(i for i, text in enumerate(texts) if text[: len(reading)] == reading)
@@ -178,14 +181,13 @@ class Reader:
             return self._frame
 
 
-    def label_kv(self, count: int) -> list[torch.Tensor]:
-        """Position-free KV of the labels 1 to `count` or more, each [layers, 2, kv_heads, label, head_dim]; fewer
-        where the model's context ends.
+    def label_kv(self) -> list[torch.Tensor]:
+        """Position-free KV of the first LABELS labels, each [layers, 2, kv_heads, label, head_dim]; fewer where the model's
+        context ends.
 
         Read once per process in a prompt of numbered passages, as labels stand in every prompt; by one thread at a time."""
-        if count > self._labels_asked:
-            self._labels_asked = max(count, 2 * self._labels_asked, LABELS)
-            self._labels = self._read_labels(self._labels_asked)
+        if self._labels is None:
+            self._labels = self._read_labels(LABELS)
         return self._labels
 
     @torch.inference_mode()

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from storage.catalogue.lease import lease_token, rotate
 from storage.catalogue.schema import ChunkRow, Corpus, Job, JobFile, KVObject
-from storage.conditioning import readings
+from storage.conditioning import Reading, readings
 
 MAX_ATTEMPTS = 3
 MAX_ROWS = 256  # of one batch
@@ -70,59 +70,60 @@ def claim(
     if tenant is None:
         return None
     query = select(KVObject).where(*_due(now), KVObject.tenant_id == tenant)
+    # The rows of a document were made in its order, each a little later than the one before.
     query = query.order_by(KVObject.created_at, KVObject.key).limit(MAX_ROWS)
     found = session.scalars(query.with_for_update(skip_locked=True)).all()
     token = lease_token(owner)
-    texts = _texts(session, [row.key for row in found])
-    found = sorted(found, key=lambda row: (row.created_at, texts[row.key].place if row.key in texts else ("", 0)))
+    places = _places(session, [row.key for row in found])
+    documents: dict[str, dict[int, Reading]] = {}
     taken: list[Owed] = []
     total = 0
+    read: Reading = ()
     for row in found:
-        if row.key not in texts:  # its last chunk has gone
+        place = places.get(row.key)
+        if place is None:  # its last chunk has gone
             row.status, row.lease_expires = "purge", None
             continue
-        if taken and total + row.tokens > batch_tokens:
+        if place.conditioned and place.document not in documents:
+            documents[place.document] = _readings(session, place.document)
+        whole = documents.get(place.document, {}).get(place.ordinal, (place.token_ids,))
+        # What the row before was read behind is read once for both.
+        again = whole[len(read) :] if whole[: len(read)] == read else whole
+        cost = sum(map(len, again))
+        if taken and total + cost > batch_tokens:
             break
         row.status, row.lease_owner, row.lease_expires = "leased", token, now + seconds
-        text = texts[row.key]
-        taken.append(Owed(row.key, row.sharing_group, row.job_id, text.token_ids, text.before))
-        total += row.tokens
+        taken.append(Owed(row.key, row.sharing_group, row.job_id, place.token_ids, whole[:-1]))
+        total += cost
+        read = whole
     return Batch(token, tenant, tuple(taken))
 
 
 @dataclass(frozen=True)
-class _Text:
+class _Place:
+    document: str
+    ordinal: int
     token_ids: tuple[int, ...]
-    place: tuple[str, int]  # document and ordinal
-    before: tuple[tuple[int, ...], ...]
+    conditioned: bool  # its corpus was, at some time
 
 
-def _texts(session: Session, keys: Sequence[str]) -> dict[str, _Text]:
-    """Token ids by key, from any chunk that refers to it; and what stands before, if its corpus was ever conditioned."""
-    query = (
-        select(ChunkRow.kv_key, ChunkRow.token_ids, ChunkRow.document_id, ChunkRow.ordinal, Corpus.settings)
-        .join(Corpus, Corpus.id == ChunkRow.corpus_id)
-        .where(ChunkRow.kv_key.in_(keys))
-    )
-    chunks = session.execute(query).all()
-    conditioned = {chunk.document_id for chunk in chunks if "conditioning" in chunk.settings}
-    before = {document: _before(session, document) for document in sorted(conditioned)}
+def _places(session: Session, keys: Sequence[str]) -> dict[str, _Place]:
+    """By key, the first chunk that refers to it."""
+    first = select(func.min(ChunkRow.id)).where(ChunkRow.kv_key.in_(keys)).group_by(ChunkRow.kv_key)
+    query = select(ChunkRow.kv_key, ChunkRow.document_id, ChunkRow.ordinal, ChunkRow.token_ids, Corpus.settings)
+    query = query.join(Corpus, Corpus.id == ChunkRow.corpus_id).where(ChunkRow.id.in_(first))
     return {
-        chunk.kv_key: _Text(
-            _ids(chunk.token_ids),
-            (chunk.document_id, chunk.ordinal),
-            before.get(chunk.document_id, {}).get(chunk.ordinal, ()),
-        )
-        for chunk in chunks
+        key: _Place(document, ordinal, _ids(token_ids), "conditioning" in settings)
+        for key, document, ordinal, token_ids, settings in session.execute(query)
     }
 
 
-def _before(session: Session, document_id: str) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """By ordinal, the chunks that stand before a document's chunk in its window."""
+def _readings(session: Session, document_id: str) -> dict[int, Reading]:
+    """By ordinal, how the chunks of a conditioned document are read."""
     query = select(ChunkRow.ordinal, ChunkRow.token_ids).where(ChunkRow.document_id == document_id)
     rows = session.execute(query.order_by(ChunkRow.ordinal)).all()
     read = readings([_ids(row.token_ids) for row in rows], "document")
-    return {row.ordinal: reading[:-1] for row, reading in zip(rows, read, strict=True)}
+    return {row.ordinal: reading for row, reading in zip(rows, read, strict=True)}
 
 
 def _ids(stored: bytes) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -28,6 +28,3 @@ class RecordStore(Protocol):
         """Bytes written. Raises StorageUnavailable."""
         ...
 
-
-# The keys under which the last chunks of these readings belong, in a sharing group; None where there is no stored KV.
-KVKeys = Callable[[Sequence[Reading], str], Sequence[str | None]]

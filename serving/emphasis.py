@@ -15,11 +15,14 @@ from storage.errors import UserError
 from storage.types import RetrievedChunk
 
 LEAST, MOST = 0.01, 100.0
-_SPAN = re.compile(r"(.+):(\d+)-(\d+)")
+_SPAN = re.compile(r"(.+):(\d{1,12})-(\d{1,12})")
+LONGEST = 4096  # characters of an id or pattern
 
 
 def check_weight(name: str, weight: float) -> None:
-    """Raises UserError for a weight outside LEAST to MOST."""
+    """Raises UserError for a weight outside LEAST to MOST, and for a name that can be none."""
+    if len(name) > LONGEST or any("\ud800" <= c <= "\udfff" for c in name):
+        raise UserError("emphasis names documents by their ids, spans of them, or path patterns: this is none of them")
     if not LEAST <= weight <= MOST:  # also true for NaN
         raise UserError(f"the weight of {name!r} is {weight:g}: give one from {LEAST:g} to {MOST:g}; 1 changes nothing")
 

@@ -165,7 +165,9 @@ class Wiring:
         if self.reader.full_prefill_reason:
             return [None] * len(batch)
         secret = group_secret(self.secret, group)
-        return [kv_key(self.reader.profile, read[-1], group, secret, read[:-1]) for read in batch]
+        # A window that the model's context has no room for is not read as a window.
+        fitting = [read if self.reader.fits(read) else read[-1:] for read in batch]
+        return [kv_key(self.reader.profile, read[-1], group, secret, read[:-1]) for read in fitting]
 
     # --- bells ---
 

@@ -111,6 +111,7 @@ async def begin(
     answer = Answer(body.model, str(request.base_url), metrics, None, still_there, started=started)
     chunks: tuple[RetrievedChunk, ...] = ()
     emphasis: dict[int, tuple[Emphasis, ...]] = {}
+    emphasis_of((), body.preread.emphasis if body.preread else {}, {})  # refuses nonsense, whatever is found
     if named:
         ids = await to_thread.run_sync(corpora.resolve, parts, who, named)
         before = time.perf_counter()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.datastructures import UploadFile
 
 from ingest.sources import Entry
@@ -74,9 +74,10 @@ class SourceBody(BaseModel):
 
 class SettingsBody(BaseModel):
     """`emphasis`: path pattern → how many times the attention its documents are paid; the last one that fits counts.
-    `conditioning`: what chunks are read behind; documents that are there follow with the next sync or upload. What is left
-    out stays as it is."""
+    `conditioning`: what chunks are read behind; a job brings the documents that are there along. What is left out stays as
+    it is."""
 
+    model_config = ConfigDict(extra="forbid")
     emphasis: Annotated[dict[str, float], Field(max_length=200)] | None = None
     conditioning: Literal["none", "document"] | None = None
 

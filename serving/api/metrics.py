@@ -85,8 +85,9 @@ class _Quality(Collector):
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        off = GaugeMetricFamily("preread_full_prefill_only", "1: the model failed its gate and is not blended.")
-        off.add_metric((), float(self._engine.full_prefill_reason is not None))
+        reason = self._engine.full_prefill_reason
+        off = GaugeMetricFamily("preread_full_prefill_only", "1: the model is not blended.", labels=("reason",))
+        off.add_metric((reason or "",), float(reason is not None))
         yield off
         answers, kl = self._engine.canary_totals()
         yield CounterMetricFamily("preread_canary_answers", "Answers compared with full prefill.", answers)

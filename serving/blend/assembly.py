@@ -122,7 +122,7 @@ def _steering(segments: Sequence[Segment], kv: torch.Tensor, tail_start: int) ->
 def _with_label_kv(reader: Reader, segments: Sequence[Segment]) -> list[Segment]:
     """The same segments; a label that stands before a stored chunk has its KV."""
     labels = [i for i, s in enumerate(segments[:-1]) if s.kind == "label"]
-    known = dict(zip(labels, reader.label_kv(len(labels)), strict=False))  # a short context window ends the list early
+    known = dict(zip(labels, reader.label_kv(), strict=False))  # the labels of a long prompt's end are computed
     found = {i: kv for i, kv in known.items() if segments[i + 1].kv is not None}
     return [replace(s, kv=found.get(i, s.kv)) for i, s in enumerate(segments)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from ingest.sync import queue_reindex
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors import corpora
@@ -23,16 +24,23 @@ def show(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
 def change(
     parts: ApiParts, who: Principal, corpus_id: str, emphasis: Mapping[str, float] | None, conditioning: str | None
 ) -> dict[str, Any]:
-    """Replace what is given; another conditioning holds for what is ingested from now on. Raises NotFound, UserError."""
+    """Replace what is given; another conditioning queues a job over the documents that are there. Raises NotFound,
+    UserError."""
     for pattern, weight in (emphasis or {}).items():
         check_weight(pattern, weight)
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
+        session.refresh(corpus, with_for_update=True)
+        before = corpus.conditioning
         new = {"emphasis": emphasis and dict(emphasis), "conditioning": conditioning}
         corpus.settings = {**corpus.settings, **{name: value for name, value in new.items() if value is not None}}
         audit(session, who, "corpus.settings", corpus_id, parts.clock())
         session.flush()
-        return _shape(corpus)
+        if corpus.conditioning != before:
+            queue_reindex(session, corpus)
+        shown = _shape(corpus)
+    parts.ring("ingest")
+    return shown
 
 
 def standing_emphasis(parts: ApiParts, corpus_ids: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
-Key = tuple[str, tuple[str, ...]]  # method, KV key of every chunk, sorted
+Key = tuple[str, ...]  # KV key of every chunk, sorted
 
 
 @dataclass(frozen=True)
 class Blended:
-    """Frame, labels and chunks of a prompt: the first `tokens` slots of `kv` [layers, 2, kv_heads, capacity, head_dim], which
-    are never written again. `order`: the KV keys of its chunks as they stand in it."""
+    """Frame, labels and chunks of a prompt, `kv` [layers, 2, kv_heads, tokens, head_dim] with K at its position.
+
+    `order`: the KV keys of its chunks as they stand in it."""
 
     kv: torch.Tensor
-    tokens: int
     order: tuple[str, ...]
 
 
@@ -35,6 +35,7 @@ class BlendedCache:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[Key, Blended] = OrderedDict()
         self._lock = threading.Lock()
+        self.forgotten = 0  # calls of `forget`: what was begun before one is not kept after it
 
     def get(self, key: Key) -> Blended | None:
         with self._lock:
@@ -42,11 +43,15 @@ class BlendedCache:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
-    def put(self, key: Key, entry: Blended) -> None:
-        """Keep an entry, at the cost of those not used for longest. One that is larger than all room is not kept."""
-        if entry.kv.nbytes > self._max_bytes:
+    def put(self, key: Key, kv: torch.Tensor, order: tuple[str, ...], forgotten: int) -> None:
+        """Keep a copy, at the cost of those not used for longest. What is larger than all room is not kept, nor what was begun
+        when `forgotten` was another."""
+        if kv.nbytes > self._max_bytes or forgotten != self.forgotten:
             return
+        entry = Blended(kv.clone(), order)
         with self._lock:
+            if forgotten != self.forgotten:
+                return
             self._entries[key] = entry
             self._entries.move_to_end(key)
             while self._bytes() > self._max_bytes:
@@ -55,19 +60,15 @@ class BlendedCache:
     def keys(self) -> set[str]:
         """The KV keys of all chunks in it."""
         with self._lock:
-            return {key for _, chunks in self._entries for key in chunks}
+            return {key for chunks in self._entries for key in chunks}
 
     def forget(self, kv_keys: Iterable[str]) -> None:
         """Drop what holds any of these chunks: they were deleted."""
         gone = set(kv_keys)
         with self._lock:
-            for key in [key for key in self._entries if not gone.isdisjoint(key[1])]:
+            self.forgotten += 1
+            for key in [key for key in self._entries if not gone.isdisjoint(key)]:
                 del self._entries[key]
-
-    @property
-    def used_bytes(self) -> int:
-        with self._lock:
-            return self._bytes()
 
     def _bytes(self) -> int:
         return sum(entry.kv.nbytes for entry in self._entries.values())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import torch
@@ -40,17 +40,16 @@ class Canary:
         self._waiting: deque[Sample] = deque()
         self._random = random.Random()
         self._lock = threading.Lock()
-        self.answers, self.kl_sum, self.dropped = 0, 0.0, 0
+        self.answers, self.kl_sum = 0, 0.0
 
-    def sample(self, prompt: Sequence[int]) -> Sample | None:
-        """A sample to be filled in, for some of the answers."""
-        return Sample(list(prompt)) if self._random.random() < self._share else None
+    def sample(self, prompt: torch.Tensor) -> Sample | None:
+        """A sample to be filled in, for some of the answers. `prompt`: token ids [tokens]."""
+        return Sample(prompt.tolist()) if self._random.random() < self._share else None
 
     def finish(self, sample: Sample) -> None:
+        """Have it compared, unless enough wait for that already."""
         if len(self._waiting) < WAITING:
             self._waiting.append(sample)
-        else:
-            self.dropped += 1
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Protocol
 
 import torch
 
@@ -18,34 +19,36 @@ from serving.prompt import PromptPlan
 from storage.types import KVRecord, Miss, RetrievedChunk
 
 Records = Mapping[str, KVRecord | Miss]
-OnMiss = Callable[[str, Miss], str]
+
+
+class Asked(Protocol):
+    """What is known of a request when its session is opened. `blended`: all that stands before the caller's text.
+    `reasons`: by KV key, why it could not be used."""
+
+    request: GenerateRequest
+    plan: PromptPlan
+    method: Method
+    report: Report
+    blended: Blended | None
+    reasons: dict[str, str]
 
 
 class Opening:
-    """Opens sessions over one reader. `on_miss(key, miss)` is told of stored KV that could not be used and answers with the
-    reason to report."""
+    """Opens sessions over one reader."""
 
-    def __init__(self, reader: Reader, on_miss: OnMiss | None) -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._on_miss = on_miss or (lambda _key, miss: str(miss))
 
-    def session(
-        self,
-        request: GenerateRequest,
-        plan: PromptPlan,
-        method: Method,
-        report: Report,
-        records: Records,
-        blended: Blended | None,
-    ) -> Session:
-        """The session for one request; fills in the report. `blended`: all that stands before the caller's text."""
-        reader, extra = self._reader, request.max_tokens
+    def session(self, asked: Asked, records: Records) -> Session:
+        """The session for one request; fills in the report."""
+        reader, request, plan, method = self._reader, asked.request, asked.plan, asked.method
+        report, blended, extra = asked.report, asked.blended, asked.request.max_tokens
         report.full_prefill_reason = reader.full_prefill_reason
         segments = [Segment("frame", plan.frame)] if plan.frame else []
         for label, chunk in zip(plan.labels, plan.chunks, strict=True):
             kv = None
             if blended is None:
-                kv = self._stored(method, report, chunk, records)
+                kv = self._stored(asked, chunk, records)
             weights = self._weights(chunk, request.emphasis.get(chunk.chunk_id, ()))
             report.tokens_emphasised += sum(w != 1 for w in weights or ())
             segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv, weights)]
@@ -56,28 +59,29 @@ class Opening:
             return PlainSession(reader, [i for s in segments for i in s.ids])
         if blended is not None:
             report.resumed = True
-            before = blended.kv[:, :, :, : blended.tokens]
-            return BlendSession(reader, resume(reader, segments, before, extra), Reuse())
+            return BlendSession(reader, resume(reader, segments, blended.kv, extra), Reuse())
         if not method.uses_stored or not plan.frame:
             segments = _unread(segments)
         return BlendSession(reader, assemble(reader, segments, extra, stored_labels=method.stored_labels), method)
 
-    def _stored(self, method: Method, report: Report, chunk: RetrievedChunk, records: Records) -> torch.Tensor | None:
+    def _stored(self, asked: Asked, chunk: RetrievedChunk, records: Records) -> torch.Tensor | None:
         found = records.get(chunk.kv_key or "")
         if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids:
-            report.bytes_fetched += found.kv.nbytes
+            asked.report.bytes_fetched += found.kv.nbytes
             return found.kv
-        report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(method, chunk.kv_key, found)))
+        asked.report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(asked, chunk.kv_key, found)))
         return None
 
-    def _reason(self, method: Method, key: str | None, found: KVRecord | Miss | None) -> str:
+    def _reason(self, asked: Asked, key: str | None, found: KVRecord | Miss | None) -> str:
         if self._reader.full_prefill_reason:
             return "model"
-        if not method.uses_stored:
+        if not asked.method.uses_stored:
             return "method"
         if key is None:
             return "pending"
-        return self._on_miss(key, found if isinstance(found, Miss) else Miss.WRONG_KEY)
+        if isinstance(found, KVRecord):
+            return str(Miss.WRONG_KEY)
+        return asked.reasons.get(key, str(found or Miss.UNAVAILABLE))
 
     def _weights(self, chunk: RetrievedChunk, spans: Sequence[Emphasis]) -> tuple[float, ...] | None:
         """One weight per token; a token belongs to a span if any of its characters does."""

@@ -1,5 +1,5 @@
-"""The engine in our own process: one thread computes, requests take turns piece by piece, so that none waits for
-another's long prefill and a cancelled one ends at its next turn."""
+"""The engine in our own process: threads fetch stored KV, one thread computes. Requests have their turns piece by piece, in an
+order that `turns` decides; a cancelled one ends before the next piece."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from precompute.reader import Reader
+from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
 from serving.engine.blended import Blended, BlendedCache, Key
 from serving.engine.canary import Canary
-from serving.engine.opening import OnMiss, Opening, Records, account
+from serving.engine.opening import Opening, Records, account
 from serving.engine.sampling import Sampler
 from serving.engine.sessions import BlendSession
 from serving.engine.text import TextStream
@@ -25,10 +25,11 @@ from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
 from storage.errors import Overloaded, PrereadError
 from storage.kvstore import KVStore
-from storage.types import KVRecord, RetrievedChunk
+from storage.types import KVRecord, Miss, RetrievedChunk
 
 log = logging.getLogger(__name__)
 FETCH_DEADLINE_S = 5.0
+OnMiss = Callable[[str, Miss], str]
 
 
 class TorchGeneration:
@@ -39,6 +40,8 @@ class TorchGeneration:
         self.outcome: Outcome | None = None
         self.report = Report(method=request.method, chunks=len(plan.chunks))
         self.blended: Blended | None = None
+        self.forgotten = 0  # see BlendedCache
+        self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
         self.cancelled = threading.Event()
         self.born = time.perf_counter()
         self._loop = asyncio.get_running_loop()
@@ -63,7 +66,8 @@ class TorchGeneration:
 
 
 class TorchEngine:
-    """`Engine` over one `Reader`. `on_miss`: see `Opening`. `blended_bytes`: room for prompts that may be taken up again.
+    """`Engine` over one `Reader`. `on_miss(key, miss)` is told, by a thread that fetches, of stored KV that could not be
+    used, and answers with the reason to report. `blended_bytes`: room for prompts that may be taken up again.
     `canary_share`: of the answers that are compared with full prefill afterwards."""
 
     def __init__(
@@ -80,7 +84,8 @@ class TorchEngine:
         self.model_id = reader.name
         self.max_model_len = reader.max_positions
         self.full_prefill_reason = reader.full_prefill_reason
-        self._opening = Opening(reader, on_miss)
+        self._opening = Opening(reader)
+        self._on_miss = on_miss or (lambda _key, miss: str(miss))
         self._blended = BlendedCache(blended_bytes)
         self._canary = Canary(reader, canary_share)
         self._max_active, self._max_waiting = max_requests, 4 * max_requests
@@ -95,12 +100,12 @@ class TorchEngine:
         """See `Engine.submit`. KV is fetched by its own threads; the engine's thread only computes."""
         method = parse_method("full" if self.full_prefill_reason else request.method)
         begun = time.perf_counter()
-        blended = self._blended.get(key) if (key := _blended_key(request.method, method, request.chunks)) else None
-        chunks = _ordered(request.chunks, blended.order) if blended else request.chunks
-        plan = plan_prompt(self.reader.format, request.messages, chunks, self.max_model_len, request.max_tokens)
+        blended = self._blended_before(request)
+        plan = self._plan(request, _ordered(request.chunks, blended.order) if blended else request.chunks)
+        if blended is not None and len(plan.chunks) < len(blended.order):
+            blended, plan = None, self._plan(request, request.chunks)
         generation = TorchGeneration(request, plan, method)
-        if blended is not None and len(plan.chunks) == len(blended.order):
-            generation.blended = blended
+        generation.blended, generation.forgotten = blended, self._blended.forgotten
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
         with self._live_lock:
             if len(self._live) >= self._max_active + self._max_waiting:
@@ -108,6 +113,15 @@ class TorchEngine:
             self._live.add(generation)
         self._fetchers.submit(self._fetch, generation)
         return generation
+
+    def _plan(self, request: GenerateRequest, chunks: Sequence[RetrievedChunk]) -> PromptPlan:
+        return plan_prompt(self.reader.format, request.messages, chunks, self.max_model_len, request.max_tokens)
+
+    def _blended_before(self, request: GenerateRequest) -> Blended | None:
+        """What an earlier turn blended. A first question has the tokens computed again that it looks at itself."""
+        goes_on = any(message.role == "assistant" for message in request.messages)
+        key = _blended_key(request.method, request.chunks) if goes_on else None
+        return self._blended.get(key) if key else None
 
     def check(self) -> None:
         """Raises PrereadError if the computing thread has died."""
@@ -140,6 +154,7 @@ class TorchEngine:
             generation.report.ms["queue"] = generation.elapsed_ms()
             if keys and generation.blended is None and generation.method.uses_stored:
                 records = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
+                generation.reasons = {k: self._on_miss(k, m) for k, m in records.items() if isinstance(m, Miss)}
         except Exception:
             log.exception("fetching KV failed; the chunks are computed")
         generation.report.ms["fetch"] = generation.elapsed_ms() - generation.report.ms["queue"]
@@ -151,7 +166,7 @@ class TorchEngine:
         idle_work: Generator[None, None, None] | None = None
         if not self.full_prefill_reason:
             self.reader.frame_kv()  # so that the first request does not pay for it
-            self.reader.label_kv(1)
+            self.reader.label_kv()
         while True:
             busy = bool(len(turns) or waiting)
             try:
@@ -168,9 +183,13 @@ class TorchEngine:
             for entry in [entry for entry in waiting if entry[0].cancelled.is_set()]:
                 waiting.remove(entry)
                 self._release(entry[0])
+            for running in [running for running in turns if running.generation.cancelled.is_set()]:
+                turns.remove(running)
+                self._release(running.generation)
             while waiting and len(turns) < self._max_active:
                 generation, records = waiting.popleft()
-                turns.add(Running(generation, self._answer(generation, records), _rows(generation, records)))
+                rows, tokens = _rows(generation, records), generation.plan.tokens
+                turns.add(Running(generation, self._answer(generation, records), rows, min(PIECE, tokens)))
             for running in turns.round():
                 if not self._advance(running.generation, running.work):
                     turns.remove(running)
@@ -208,16 +227,17 @@ class TorchEngine:
     def _answer(self, generation: TorchGeneration, records: Records) -> Generator[None, None, None]:
         request, report, plan = generation.request, generation.report, generation.plan
         begun = generation.elapsed_ms()
-        session = self._opening.session(request, plan, generation.method, report, records, generation.blended)
+        session = self._opening.session(generation, records)
+        generation.blended = None  # its buffer is copied
+        del records
         report.ms["assemble"] = generation.elapsed_ms() - begun
         logits = yield from session.start()
         report.ms["blend"] = generation.elapsed_ms() - begun
         sample = None
         if isinstance(session, BlendSession):
             account(report, session, self.reader.layers)
-            self._keep(generation, session)
             if report.tokens_reused and not report.tokens_emphasised:
-                sample = self._canary.sample(session.assembly.ids.tolist())
+                sample = self._canary.sample(session.assembly.ids)
         sampler = Sampler(request.temperature, request.top_p, request.seed)
         stream = TextStream(self.reader.tokenizer.decode, request.stop)
         finish, count = "length", 0
@@ -236,6 +256,8 @@ class TorchEngine:
             if stream.stopped:
                 finish = "stop"
                 break
+            if count == 1 and isinstance(session, BlendSession):
+                self._keep(generation, session)  # after the first token, which has been waited for
             yield
             if count < request.max_tokens:
                 logits = session.step(token)
@@ -247,17 +269,20 @@ class TorchEngine:
 
     def _keep(self, generation: TorchGeneration, session: BlendSession) -> None:
         """Keep what was blended for the conversation's next turn."""
-        plan, assembly = generation.plan, session.assembly
-        if (key := _blended_key(generation.request.method, generation.method, plan.chunks)) is not None:
-            order = tuple(chunk.kv_key or "" for chunk in plan.chunks)
-            self._blended.put(key, Blended(assembly.kv, assembly.tail_start, order))
+        chunks, assembly = generation.plan.chunks, session.assembly
+        key = _blended_key(generation.request.method, chunks)
+        if key is not None and not generation.report.resumed:
+            before = assembly.kv[:, :, :, : assembly.tail_start]
+            order = tuple(chunk.kv_key or "" for chunk in chunks)
+            self._blended.put(key, before, order, generation.forgotten)
 
 
-def _blended_key(name: str, method: Method, chunks: Sequence[RetrievedChunk]) -> Key | None:
+def _blended_key(method: str, chunks: Sequence[RetrievedChunk]) -> Key | None:
+    """None for what is not kept: prompts with a chunk that has no key, and methods that are asked for to compare them."""
     keys = [chunk.kv_key for chunk in chunks if chunk.kv_key]
-    if not keys or len(keys) < len(chunks) or not method.uses_stored:
+    if not keys or len(keys) < len(chunks) or method != "default":
         return None
-    return name, tuple(sorted(keys))
+    return tuple(sorted(keys))
 
 
 def _ordered(chunks: Sequence[RetrievedChunk], order: Sequence[str]) -> tuple[RetrievedChunk, ...]:

@@ -1,8 +1,8 @@
 """Whose turn it is: requests in the engine, in the order they came.
 
 First tokens come one after another, not all at the end: a prefill goes on until it is done, while answers that have begun
-get one token each in between. A short prompt may overtake a long one that has not begun to answer, but only for a share
-of the long one's own work, so that nobody's first token is much later than if requests were served one by one.
+get one token each in between. A shorter prompt may overtake a longer one that has not begun to answer, but only for a
+share of the longer one's own work: by no more than that is a first token later than if requests were served one by one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ PATIENCE = 0.25  # share of a request's own rows for which later ones may go bef
 
 @dataclass(eq=False)
 class Running:
-    """A request that has its stored KV. `rows`: prompt tokens to be computed, as far as is known before they are."""
+    """A request that has its stored KV. `rows`: prompt tokens to be computed, as far as is known before they are. `piece`:
+    how many at most are computed in one turn."""
 
     generation: TorchGeneration
     work: Generator[None, None, None]
     rows: int
+    piece: int = PIECE
     patience: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,9 @@ class Turns:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(list(self._running))
 
     def add(self, request: Running) -> None:
         self._running.append(request)
@@ -66,7 +71,7 @@ class Turns:
             if request.patience <= 0:
                 return self._piece(request)
         for request in before:
-            request.patience -= min(PIECE, chosen.rows)
+            request.patience -= chosen.piece
         return self._piece(chosen)
 
     @staticmethod

@@ -54,7 +54,7 @@ class Report:
     chunks: int = 0
     tokens_reused: int = 0  # taken from stored KV and kept as they were
     tokens_recomputed: int = 0  # taken from stored KV, then computed again
-    tokens_computed: int = 0  # had no stored KV: labels, question, missing chunks
+    tokens_computed: int = 0  # had no stored KV: question, missing chunks, some labels
     recomputed_fraction: float = 0.0  # of all token-layers with stored KV
     bytes_fetched: int = 0
     ms: dict[str, float] = field(default_factory=dict)  # plan, queue, fetch, assemble (part of blend), blend, first_token

@@ -38,17 +38,20 @@ class TinyReader:
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, ...]]] = []
         self.readings: list[Reading] = []
+        self.batched: list[list[Reading]] = []
         self.poison: int | None = None
 
     def compile_readings(self, readings: Sequence[Reading]) -> list[torch.Tensor]:
         batch = [read[-1] for read in readings]
         self.batches.append(batch)
         self.readings += readings
+        self.batched.append(list(readings))
         if any(self.poison in ids for ids in batch):
             raise RuntimeError("poison")
+        # What was read before a chunk shows in every number of its KV.
         return [
-            torch.tensor(ids, dtype=torch.float32).view(1, 1, 1, -1, 1).expand(2, 2, 1, -1, 4)
-            for ids in batch
+            (torch.tensor(ids, dtype=torch.float32) + len(read) - 1).view(1, 1, 1, -1, 1).expand(2, 2, 1, -1, 4)
+            for read, ids in zip(readings, batch, strict=True)
         ]
 
     @property
@@ -83,13 +86,20 @@ def store(work: Work) -> KVStore:
     return KVStore(work.objects)
 
 
+def repair(work: Work, key: str) -> bool:
+    with work.catalogue.write() as session:
+        return rows.request_repair(session, key)
+
+
 def make_queue(work: Work, store: Any, reader: TinyReader, owner: str = "kv1", **options: Any) -> KVQueue:
     def settled(job_ids: set[str]) -> None:
         with work.catalogue.write() as session:
             for job_id in job_ids:
                 settle(session, job_id)
 
-    return KVQueue(work.catalogue, store, reader, owner, settled=settled, **options)
+    return KVQueue(
+        work.catalogue, store, reader, owner, settled=settled, **{"kv_keys": work.pipeline.kv_keys, **options}
+    )
 
 
 def statuses(work: Work) -> list[str]:
@@ -284,9 +294,9 @@ def test_a_damaged_object_is_computed_again(work: Work, store: KVStore, reader: 
         [key] = session.scalars(select(KVObject.key))
     store.delete([key])
     assert store.get(key, PROFILE) is Miss.ABSENT
-    assert queue.request_repair(key)
-    assert not queue.request_repair(key), "it is owed already"
-    assert not queue.request_repair("0" * 64)
+    assert repair(work, key)
+    assert not repair(work, key), "it is owed already"
+    assert not repair(work, "0" * 64)
     queue.drain()
     assert isinstance(store.get(key, PROFILE), KVRecord)
     assert work.view(job) == before
@@ -298,7 +308,7 @@ def test_a_repair_during_a_job_counts_its_chunk_once(work: Work, store: KVStore,
     queue.run_once()
     with work.catalogue.read() as session:
         [key] = session.scalars(select(KVObject.key).where(KVObject.status == "done"))
-    assert queue.request_repair(key)
+    assert repair(work, key)
     queue.drain()
     assert reader.compiled == 3
     assert work.view(job)["progress"]["chunks_computed"] == 2
@@ -368,8 +378,23 @@ def ids_of(work: Work, corpus: Corpus, path: str) -> list[tuple[int, ...]]:
         return [struct.unpack(f"<{len(ids) // 4}I", ids) for ids in session.scalars(query)]
 
 
-def queue_of(work: Work, store: KVStore, reader: TinyReader, **options: Any) -> KVQueue:
-    return make_queue(work, store, reader, kv_keys=work.pipeline.kv_keys, **options)
+
+
+def test_a_window_is_read_in_one_batch_and_a_batch_within_its_budget(
+    work: Work, store: KVStore, reader: TinyReader
+) -> None:
+    """A document of many windows: whatever its keys are, its chunks are worked on in its order."""
+    corpus = conditioned(work, "document")
+    work.ingest(corpus, {"long.txt": paragraphs(600)})
+    make_queue(work, store, reader, batch_tokens=4000).drain()
+    read = readings(ids_of(work, corpus, "long.txt"), "document")
+    assert sum(len(r) == 1 for r in read) > 3, "several windows"
+    assert reader.readings == read, "in the document's order"
+    for batch in reader.batched:
+        union = {r[: n + 1] for r in batch for n in range(len(r))}
+        assert sum(len(r[-1]) for r in union) <= 4000
+    computed = sum(len({r[: n + 1] for r in batch for n in range(len(r))}) for batch in reader.batched)
+    assert computed < 1.5 * len(read), "nearly nothing is read twice"
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 30, 4096])
@@ -378,7 +403,7 @@ def test_chunks_are_read_behind_those_before_them(
 ) -> None:
     corpus = conditioned(work, "document")
     work.ingest(corpus, {"a.txt": paragraphs(4), "b.txt": paragraphs(2)})
-    queue_of(work, store, reader, batch_tokens=batch_tokens).drain()
+    make_queue(work, store, reader, batch_tokens=batch_tokens).drain()
     assert set(statuses(work)) == {"done"}
     a = ids_of(work, corpus, "a.txt")
     b = ids_of(work, corpus, "b.txt")
@@ -389,11 +414,11 @@ def test_chunks_are_read_behind_those_before_them(
 def test_an_edit_computes_what_was_read_behind_it_again(work: Work, store: KVStore, reader: TinyReader) -> None:
     corpus = conditioned(work, "document")
     work.ingest(corpus, {"a.txt": paragraphs(5)})
-    queue_of(work, store, reader).drain()
+    make_queue(work, store, reader).drain()
     reader.readings.clear()
     lines = paragraphs(9).split("\n\n")
     work.ingest(corpus, {"a.txt": "\n\n".join([*lines[:3], lines[8], lines[4]])})
-    queue_of(work, store, reader).drain()
+    make_queue(work, store, reader).drain()
     chunks = ids_of(work, corpus, "a.txt")
     assert sorted(reader.readings) == sorted(tuple(chunks[: n + 1]) for n in (3, 4))
 
@@ -402,7 +427,7 @@ def test_rows_of_an_earlier_setting_are_still_computed(work: Work, store: KVStor
     corpus = conditioned(work, "document")
     work.ingest(corpus, {"a.txt": paragraphs(3)})
     condition(work, corpus, "none")
-    queue_of(work, store, reader).drain()
+    make_queue(work, store, reader).drain()
     assert sorted(map(len, reader.readings)) == [1, 2, 3]
     assert set(statuses(work)) == {"done"}
 
@@ -410,10 +435,10 @@ def test_rows_of_an_earlier_setting_are_still_computed(work: Work, store: KVStor
 def test_another_setting_makes_a_document_work_again(work: Work, store: KVStore, reader: TinyReader) -> None:
     corpus = conditioned(work, "none")
     work.ingest(corpus, {"a.txt": paragraphs(3)})
-    queue_of(work, store, reader).drain()
+    make_queue(work, store, reader).drain()
     condition(work, corpus, "document")
     job = work.ingest(corpus, {"a.txt": paragraphs(3)})
-    queue_of(work, store, reader).drain()
+    make_queue(work, store, reader).drain()
     assert sorted(map(len, reader.readings)) == [1, 1, 1, 2, 3]
     assert work.view(job)["progress"]["chunks_computed"] == 2  # the first chunk is read alike under both
 

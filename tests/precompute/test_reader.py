@@ -13,7 +13,7 @@ from fixtures_models import CONFIGS, FAMILIES, NO_SYSTEM, Models, save_model, sa
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig
 
 from precompute.passes import ContiguousPass
-from precompute.reader import PIECE, Reader, filler_passages, weights_fingerprint
+from precompute.reader import LABELS, PIECE, Reader, filler_passages, weights_fingerprint
 from storage.keys import kv_key
 from storage.types import KVProfile
 
@@ -192,7 +192,7 @@ def test_a_reading_is_the_document_read_from_its_start(family: str, tiny_models:
 
 def test_labels_are_those_of_a_numbered_prompt(tiny_models: Models) -> None:
     reader = tiny_models.reader("llama")
-    labels = reader.label_kv(8)
+    labels = reader.label_kv()
     assert len(labels) >= 8
     assert [kv.shape[3] for kv in labels[:8]] == [len(reader.format.label(n)) for n in range(1, 9)]
     texts = [reader.tokenizer.encode(p) for p in filler_passages()]
@@ -202,13 +202,13 @@ def test_labels_are_those_of_a_numbered_prompt(tiny_models: Models) -> None:
     positions = torch.arange(len(start) - len(reader.format.label(2)), len(start))
     assert torch.allclose(reader.rope.place(labels[1][:, 0], positions), whole[:, 0, :, positions], atol=1e-4, rtol=0)
     assert torch.allclose(labels[1][:, 1], whole[:, 1, :, positions], atol=1e-4, rtol=0)
-    assert reader.label_kv(3) is labels  # read once
+    assert reader.label_kv() is labels  # read once
 
 
 def test_a_short_context_has_fewer_labels_and_is_not_read_again(tiny_models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(tiny_models.folder("llama"), dtype="float32", filler=1)
     reader.max_positions = 400
-    few = reader.label_kv(30)
-    assert 0 < len(few) < 30
+    few = reader.label_kv()
+    assert 0 < len(few) < LABELS
     monkeypatch.setattr(Reader, "prefill", None)
-    assert reader.label_kv(30) is few
+    assert reader.label_kv() is few

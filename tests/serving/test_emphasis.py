@@ -149,9 +149,14 @@ def test_documents_spans_and_standing_rules() -> None:
     assert emphasis_of([chunk, other], span, {}) == {1: (Emphasis(150, 160, 9.0),)}
 
 
-@pytest.mark.parametrize("asked", [{"doc-a": 0.0}, {"doc-a": -1.0}, {"doc-a": 1e9}, {"doc-a": float("nan")}, {"doc-a:9-9": 2.0}])
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"d": 0.0}, {"d": -1.0}, {"d": 1e9}, {"d": NAN}, {"d:9-9": 2.0}, {"\ud800": 2.0}, {"d" * 5000: 2.0}]
+)
 def test_nonsense_is_refused_with_what_to_do(asked: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=r"weight of|span of"):
+    with pytest.raises(UserError, match=r"weight of|span of|none of them"):
         emphasis_of([retrieved(1, (1, 2, 3))], asked, {})
 
 

@@ -1,7 +1,8 @@
 """What the product serves: question-aware recompute as far as the prompt's length leaves time for it.
 
 A short prompt is fast anyway and gains most from recompute; in a long one each recomputed row costs more and the reader
-waits longest, so the share tapers to zero. Chunks compiled behind filler passages carry the long prompts.
+waits longest, so the share tapers to the labels' first tokens and then to none. Chunks compiled behind filler passages carry
+the long prompts.
 """
 
 from __future__ import annotations
