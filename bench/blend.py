@@ -145,7 +145,7 @@ def run(
     reader = load_reader(model, workdir, device=device, dtype=dtype)
     bench = Bench(reader, workdir)
     examples = load_examples(data, reader, limit, max_tokens)
-    reader.prefix_kv(), reader.frame_kv()
+    reader.frame_kv(), reader.label_kv()
     scores: dict[str, Scores] = defaultdict(Scores)
     for number, example in enumerate(examples, 1):
         _example(bench, example, methods, scores)

@@ -43,6 +43,7 @@ class Prompt:
     def __init__(self, reader: Reader, stores: dict[str, KVStore], tokens: int) -> None:
         self.reader, self.stores = reader, stores
         self.chunks = _chunks(reader, tokens)
+        reader.frame_kv(), reader.label_kv()
         self.keys = [kv_key(reader.profile, tuple(ids), "bench", b"bench") for ids in self.chunks]
         for at in range(0, len(self.chunks), 8):
             for ids, kv in zip(self.chunks[at : at + 8], reader.compile(self.chunks[at : at + 8]), strict=True):
