@@ -13,12 +13,14 @@ from precompute.reader import Reader
 @dataclass(frozen=True)
 class Segment:
     """A run of prompt tokens. `kv`: position-free stored KV [layers, 2, kv_heads, tokens, head_dim], or None: to be
-    computed. `kind`: frame | label | chunk | tail. `weights` [tokens]: emphasis, see `_steering`; None: 1 throughout."""
+    computed. `kind`: frame | label | chunk | tail. `weights` [tokens]: emphasis, see `_steering`; None: 1 throughout.
+    `best`: the chunk that retrieval ranks first."""
 
     kind: str
     ids: tuple[int, ...]
     kv: torch.Tensor | None = None
     weights: tuple[float, ...] | None = None
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,15 @@ class Assembly:
     """`kv` [layers, 2, kv_heads, capacity, head_dim] holds rotated K; slots nobody wrote are NaN.
 
     ids [tokens]; `spans`: [start, end) of every chunk or label with stored KV, in prompt order; `fresh`: positions without KV;
-    `anchors`: the first token of every label with stored KV; `tail_start`: where the caller's text begins."""
+    `anchors`: the first token of every label with stored KV; `best`: positions of the chunk that retrieval ranks first, if
+    that is known and has stored KV; `tail_start`: where the caller's text begins."""
 
     kv: torch.Tensor
     ids: torch.Tensor
     fresh: torch.Tensor
     spans: list[tuple[int, int]]
     anchors: torch.Tensor
+    best: torch.Tensor
     tail_start: int
     recomputed_token_layers: int = 0
     steering: Steering | None = None
@@ -71,6 +75,7 @@ def assemble(reader: Reader, segments: Sequence[Segment], extra: int, *, stored_
     fresh: list[torch.Tensor] = []
     spans: list[tuple[int, int]] = []
     anchors: list[int] = []
+    best = range(0)
     at = tail_start = 0
     for segment in segments:
         end = at + len(segment.ids)
@@ -86,11 +91,13 @@ def assemble(reader: Reader, segments: Sequence[Segment], extra: int, *, stored_
             spans.append((at, end))
             if segment.kind == "label":
                 anchors.append(at)
+            if segment.best:
+                best = range(at, end)
         at = end
     kv[:, :, :, total:] = torch.nan
-    at_labels = torch.tensor(anchors, dtype=torch.long, device=reader.device)
+    at_labels, at_best = (torch.tensor([*p], dtype=torch.long, device=reader.device) for p in (anchors, best))
     steering = _steering(segments, kv, tail_start)
-    return Assembly(kv, ids, torch.cat(fresh), spans, at_labels, tail_start, steering=steering)
+    return Assembly(kv, ids, torch.cat(fresh), spans, at_labels, at_best, tail_start, steering=steering)
 
 
 @torch.inference_mode()
@@ -103,7 +110,7 @@ def resume(reader: Reader, segments: Sequence[Segment], before: torch.Tensor, ex
     kv[:, :, :, start:] = torch.nan
     ids = torch.tensor([i for s in segments for i in s.ids], device=reader.device)
     fresh = torch.arange(start, total, device=reader.device)
-    return Assembly(kv, ids, fresh, [], fresh[:0], start, steering=_steering(segments, kv, start))
+    return Assembly(kv, ids, fresh, [], fresh[:0], fresh[:0], start, steering=_steering(segments, kv, start))
 
 
 def _steering(segments: Sequence[Segment], kv: torch.Tensor, tail_start: int) -> Steering | None:

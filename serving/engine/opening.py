@@ -51,7 +51,8 @@ class Opening:
                 kv = self._stored(asked, chunk, records)
             weights = self._weights(chunk, request.emphasis.get(chunk.chunk_id, ()))
             report.tokens_emphasised += sum(w != 1 for w in weights or ())
-            segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv, weights)]
+            best = chunk is plan.chunks[0]
+            segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv, weights, best)]
         segments.append(Segment("tail", plan.tail))
         if reader.full_prefill_reason:
             report.tokens_computed = plan.tokens

@@ -352,3 +352,22 @@ def test_the_report_counts_rows_that_were_really_run(llama: Reader, monkeypatch:
             patched.setattr(Reader, "forward", counter.around(Reader.forward))
             drive(parse_method(method).blend(llama, assembly))
         assert assembly.recomputed_token_layers == counter.rows
+
+
+def test_the_retrievers_first_choice_is_computed_again(llama: Reader) -> None:
+    from dataclasses import replace
+
+    chunks = [ids_of(40), ids_of(41), ids_of(200)]
+    plain = prompt(llama, chunks)
+    ranked = [replace(s, best=s.ids == chunks[1]) for s in plain]
+    [span] = [(a, b) for a, b in spans_of(ranked) if b - a == 41]
+    found, _ = blend(llama, ranked, "question:0.3")
+    truth, _ = full(llama, ranked)
+    unranked, _ = blend(llama, plain, "question:0.3")
+
+    def distance(assembly: Assembly) -> float:
+        return float((assembly.kv - truth.kv)[1, 1, :, span[0] : span[1]].abs().max())
+
+    assert len(found.best) == 41
+    assert distance(found) < distance(unranked)
+    assert found.recomputed_token_layers == unranked.recomputed_token_layers

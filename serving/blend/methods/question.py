@@ -2,9 +2,10 @@
 
 The question first runs over the assembled cache, through the layers that tell best what it looks at; its attention there,
 summed over heads and question tokens, ranks the stored tokens. Always among them are the first token of every label, which
-reads all that stands before its passage, and some tokens right behind the frame, where chunks are not at home that were
-compiled behind filler passages. Related: ProphetKV and QCFuse (2025/26), which also choose by the query. The layers were
-chosen on the embedded model; see BENCHMARKS.md.
+reads all that stands before its passage; some tokens right behind the frame, where chunks are not at home that were compiled
+behind filler passages; and the retriever's first choice, where it is known: it knows more than attention does. Related:
+ProphetKV and QCFuse (2025/26), which also choose by the query. The layers were chosen on the embedded model; see
+BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from serving.blend.methods.arguments import ratio
 from serving.blend.scatter import question_attention, recompute, union
 
 WATCHED = (0.53, 0.8)  # from, to: of the model's depth
-LEAD = 0.1  # of the budget, spent on the tokens right behind the frame
+LEAD, BEST = 0.1, 0.6  # of the budget: for the tokens right behind the frame; at most for the retriever's first choice
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Question:
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
         stored = assembly.stored
         budget = round(len(stored) * self.share)
-        chosen = union(assembly.anchors, stored[: int(LEAD * budget)])
+        chosen = union(assembly.anchors, stored[: int(LEAD * budget)], assembly.best[: int(BEST * budget)])
         if budget > len(chosen):
             first = int(WATCHED[0] * reader.layers)
             last = max(first + 1, round(WATCHED[1] * reader.layers))
