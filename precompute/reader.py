@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +110,24 @@ class Reader:
 
     def prefill(self, kv: torch.Tensor, ids: Sequence[int], start: int = 0) -> torch.Tensor | None:
         """Full prefill of `ids` into `kv` from position `start` on; the last token's logits."""
-        tokens = torch.tensor(ids, device=self.device)
+        pieces = self.prefill_pieces(kv, torch.tensor(ids, device=self.device), start)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def prefill_pieces(
+        self, kv: torch.Tensor, ids: torch.Tensor, start: int = 0, bias: torch.Tensor | None = None, *, logits: bool = True
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """`prefill` of `ids` [tokens] that yields after every piece. `bias`: see `ContiguousPass`; `logits`: False for None."""
         result = None
         for at in range(0, len(ids), PIECE):
-            piece = tokens[at : at + PIECE]
+            piece = ids[at : at + PIECE]
             positions = torch.arange(start + at, start + at + len(piece), device=self.device)
-            result = self.forward(piece, positions, ContiguousPass(kv, start + at), logits=at + PIECE >= len(ids))
+            last = logits and at + PIECE >= len(ids)
+            result = self.forward(piece, positions, ContiguousPass(kv, start + at, bias), logits=last)
+            yield
         return result
 
     @torch.inference_mode()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from precompute.passes import ContiguousPass
-from precompute.reader import PIECE, Reader
+from precompute.reader import Reader
 
 TOKENS = 16  # of an answer that are compared
 WAITING = 2  # samples kept until the engine is idle; further ones are dropped
@@ -61,11 +61,8 @@ class Canary:
         ids = [*sample.prompt, *answer]
         kv = self._reader.buffer(len(ids))
         device = self._reader.device
-        for at in range(0, len(sample.prompt) - 1, PIECE):
-            piece = torch.tensor(ids[at : min(at + PIECE, len(sample.prompt) - 1)], device=device)
-            positions = torch.arange(at, at + len(piece), device=device)
-            self._reader.forward(piece, positions, ContiguousPass(kv, at), logits=False)
-            yield
+        before = torch.tensor(sample.prompt[:-1], dtype=torch.long, device=device)
+        yield from self._reader.prefill_pieces(kv, before, logits=False)
         kl = 0.0
         for number, served in enumerate(sample.served):
             at = len(sample.prompt) - 1 + number

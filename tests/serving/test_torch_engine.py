@@ -180,7 +180,7 @@ async def cancelled_within_a_second(generation: TorchGeneration) -> None:
 
 
 def test_cancel_ends_a_prefill(site: EngineSite, slow_forward: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.blend.methods.full.PIECE", 4)
+    monkeypatch.setattr("precompute.reader.PIECE", 4)
 
     async def cancel() -> None:
         generation = site.engine.submit(site.request("word " * 300, method="full"))

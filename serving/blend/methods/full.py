@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from precompute.passes import ContiguousPass
-from precompute.reader import PIECE, Reader
+from precompute.reader import Reader
 from serving.blend.assembly import Assembly
 from serving.blend.methods.arguments import nothing
 
@@ -24,16 +23,10 @@ class Full:
         return cls()
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
-        logits = None
-        steering = assembly.steering
-        # The caller's text in pieces of its own, where it is steered and the documents are not.
-        stop = assembly.tail_start if steering else 0
-        starts = [*range(0, stop, PIECE), *range(stop, assembly.tokens, PIECE)]
-        for start, end in zip(starts, [*starts[1:], assembly.tokens], strict=True):
-            positions = torch.arange(start, end, device=reader.device)
-            bias = steering.bias if steering and start >= stop else None
-            kv_pass = ContiguousPass(assembly.kv, start, bias)
-            logits = reader.forward(assembly.ids[start:end], positions, kv_pass, logits=end == assembly.tokens)
-            yield
+        steering, stop, bias = assembly.steering, 0, None
+        if steering is not None:  # the caller's text in pieces of its own, where it is steered and the documents are not
+            stop, bias = steering.start, steering.bias
+            yield from reader.prefill_pieces(assembly.kv, assembly.ids[:stop], logits=False)
+        logits = yield from reader.prefill_pieces(assembly.kv, assembly.ids[stop:], stop, bias)
         assert logits is not None
         return logits
