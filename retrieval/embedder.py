@@ -39,18 +39,21 @@ class SentenceEmbedder:
 
     A text longer than `max_tokens` is embedded by its beginning. A text that cannot be embedded at all gets
     the vector of the empty text (words still find it), so that it does not take its neighbours down.
+    `dtype` is the model's; vectors are normalised in float32 whatever it is.
     """
 
-    def __init__(self, model: str = "embedded", device: str = "cpu", batch: int = 32) -> None:
+    def __init__(self, model: str = "embedded", device: str = "cpu", batch: int = 32, dtype: str = "float32") -> None:
         self._folder = find_model(model)
         self._name = PACKAGE if model == "embedded" else self._folder.name
         self._device = device
         self._batch = batch
+        self._dtype = dtype
         self._lock = threading.Lock()  # held per batch: a query waits for one batch of an ingest, not for all
 
     @cached_property
     def identity(self) -> str:
-        return f"{self._name}@{_fingerprint(self._folder)}"
+        rounding = "" if self._dtype == "float32" else f":{self._dtype}"
+        return f"{self._name}@{_fingerprint(self._folder)}{rounding}"
 
     @cached_property
     def max_tokens(self) -> int:
@@ -110,7 +113,7 @@ class SentenceEmbedder:
             str(self._folder),
             device=self._device,
             local_files_only=True,
-            model_kwargs={"use_safetensors": True},
+            model_kwargs={"use_safetensors": True, "dtype": self._dtype},
         )
         return model.eval()
 

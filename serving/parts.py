@@ -128,7 +128,7 @@ class Wiring:
     def embedder(self) -> TextEmbedder:
         from retrieval.embedder import SentenceEmbedder
 
-        return SentenceEmbedder(self.settings.embedder, device=self.settings.device)
+        return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
 
     @cached_property
     def index(self) -> ChunkIndex:

@@ -103,6 +103,15 @@ def test_identity_follows_the_content_and_not_the_place(embedder: TextEmbedder, 
     assert len(embedder.identity) < 64
 
 
+def test_half_precision_is_another_identity_and_nearly_the_same_vectors(embedder: TextEmbedder) -> None:
+    half = SentenceEmbedder(batch=4, dtype="bfloat16")
+    assert half.identity == f"{embedder.identity}:bfloat16"
+    exact, rounded = np.array(embedder.embed(TEXTS)), np.array(half.embed(TEXTS))
+    assert np.abs(np.linalg.norm(rounded, axis=1) - 1).max() < 1e-5
+    assert (exact * rounded).sum(1).min() > 0.999
+    assert not np.array_equal(exact, rounded)
+
+
 def test_vectors_are_unit_also_where_the_model_does_not_see_to_it(
     embedder: TextEmbedder, tmp_path: Path
 ) -> None:
