@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from celery import Celery
 from sqlalchemy import select
 
@@ -25,10 +26,11 @@ from serving.settings import Settings, master_secret
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import KVObject
 from storage.conditioning import Reading
-from storage.errors import UserError
+from storage.errors import StorageUnavailable, UserError
 from storage.keys import group_secret, kv_key
 from storage.kvstore import KVStore
 from storage.objects import open_store
+from storage.tiers.disk import DiskTier, empty_abandoned
 from storage.types import Chunk, Miss, ObjectStore, ParsedDocument, TextEmbedder
 
 if TYPE_CHECKING:
@@ -41,18 +43,23 @@ if TYPE_CHECKING:
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
 
+log = structlog.get_logger(__name__)
 PARSERS = 1  # version of what the parsers give: part of what makes a document up to date
 PARSER_CHILDREN = 2
+DEVICE_SHARE = 10  # one part in so many of an accelerator's memory is for stored KV
+FORGET_BATCH = 5000  # of the keys on disk are compared with the catalogue in one tick
 BELLS = {"ingest": INGEST, "precompute": PRECOMPUTE}
 
 
 class Wiring:
     """The parts of one process, each made when it is first asked for, and once."""
 
-    def __init__(self, settings: Settings, *, memory_bytes: int = 0) -> None:
+    def __init__(self, settings: Settings, *, memory_bytes: int = 0, disk_bytes: int = 0) -> None:
+        """`memory_bytes`, `disk_bytes`: for stored KV, in a process that answers questions."""
         self.settings = settings
         self.owner = f"{socket.gethostname()[:20]}-{os.getpid()}"
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._disk_bytes = memory_bytes, disk_bytes
+        self._disk_keys: list[str] = []  # still to be compared with the catalogue
         self._loading = threading.RLock()
         self._closers: list[Callable[[], None]] = []
 
@@ -87,7 +94,36 @@ class Wiring:
 
     @cached_property
     def kv_store(self) -> KVStore:
-        return KVStore(self.objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key))
+        return KVStore(
+            self.objects,
+            self._memory_bytes,
+            on_damage=lambda key, _: self.repair(key),
+            device=self.settings.device,
+            device_bytes=self._device_bytes(),
+            disk=self._disk_tier(),
+        )
+
+    def _device_bytes(self) -> int:
+        """A part of an accelerator's memory; on a CPU, host memory is the device's."""
+        if not self._memory_bytes or not self.settings.device.startswith("cuda"):
+            return 0
+        import torch
+
+        return torch.cuda.get_device_properties(self.settings.device).total_memory // DEVICE_SHARE
+
+    def _disk_tier(self) -> DiskTier | None:
+        folder = self.settings.data_dir / "cache"
+        if not self.settings.disk_cache:
+            empty_abandoned(folder)  # from when the setting was another
+        if not self._disk_bytes:
+            return None
+        try:
+            disk = DiskTier(folder, self._disk_bytes)
+        except StorageUnavailable as error:
+            log.warning("no disk tier", error=str(error))
+            return None
+        self._closers.append(disk.close)
+        return disk
 
     def delete_kv(self, keys: Sequence[str]) -> None:
         self.kv_store.delete(keys)
@@ -109,15 +145,20 @@ class Wiring:
             self.ring("precompute")
 
     def forget_deleted(self) -> int:
-        """Drop from this process's memory what any process has deleted from the catalogue; how many records."""
-        held = set(self.kv_store.keys_in_memory())
+        """Drop from this process's memory and disk what any process has deleted from the catalogue; how many records.
+
+        Of what lies on disk, a part is looked at each time."""
+        self.kv_store.chain.reclaim()
+        self._disk_keys = self._disk_keys or self.kv_store.chain.keys("disk")
+        held = {*self.kv_store.keys_in_memory(), *self._disk_keys[:FORGET_BATCH]}
+        del self._disk_keys[:FORGET_BATCH]
         if (engine := self.__dict__.get("engine")) is not None:
             held |= engine.keys_in_memory()
-        if not held:
-            return 0
-        kept = select(KVObject.key).where(KVObject.key.in_(held), KVObject.status != "purge")
+        gone = set(held)
         with self.catalogue.read() as session:
-            gone = held - set(session.scalars(kept))
+            for keys in (list(held)[start : start + 500] for start in range(0, len(held), 500)):
+                kept = select(KVObject.key).where(KVObject.key.in_(keys), KVObject.status != "purge")
+                gone -= set(session.scalars(kept))
         if gone:
             self._forget(gone)
         return len(gone)

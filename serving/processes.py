@@ -34,7 +34,7 @@ def build_api(settings: Settings) -> FastAPI:
     """The app with its engine loaded and warm, so that the first question is not the slow one."""
     from serving.api.app import build_app
 
-    wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes)
+    wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes, disk_bytes=settings.disk_cache)
     app = build_app(wiring.api)
     if not wiring.reader.full_prefill_reason:
         wiring.reader.frame_kv()

@@ -44,6 +44,7 @@ class Settings:
     # Bounds.
     max_requests: int = 8  # answered at once by one engine; more wait in a queue of four times as many
     memory_cache_bytes: int = 512 << 20  # stored KV that was read last
+    disk_cache_bytes: int = -1  # of the same, in the data folder; -1: 8 GiB in front of S3, none in front of a folder
     blended_cache_bytes: int = 256 << 20  # blended prompts, for a conversation's next turn
     canary_share: float = 0.01  # of the answers, compared with full prefill when the engine is idle
     max_upload_bytes: int = 512 << 20
@@ -58,6 +59,13 @@ class Settings:
     @property
     def objects(self) -> str:
         return self.object_store or str(self.data_dir / "objects")
+
+    @property
+    def disk_cache(self) -> int:
+        """Bytes of the disk tier; a disk in front of a disk is of no use."""
+        if self.disk_cache_bytes >= 0:
+            return self.disk_cache_bytes
+        return 8 << 30 if self.objects.startswith("s3://") else 0
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:

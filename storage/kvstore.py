@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
-
-from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
-from storage.format import decode, encode
-from storage.memory import MemoryTier
+from storage.tiers.chain import Chain
+from storage.tiers.disk import DiskTier
+from storage.tiers.flights import Flights, Found
+from storage.tiers.types import DAMAGE, Counts, Tier
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
-
-MAX_OBJECT_BYTES = 4 << 30  # whatever calls itself larger is not one of ours
-READERS_PER_CALL = 4
-MAX_READERS = 32  # a store that stalls holds threads until its time-out; this bounds how many
-# What was read is not what belongs under the key: worth computing again and putting in its place.
-DAMAGE = frozenset({Miss.DAMAGED, Miss.WRONG_KEY, Miss.WRONG_LAYOUT})
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
+class Records(dict[str, KVRecord | Miss]):
+    """What was asked for, by key; `tiers`: where each record came from."""
+
+    def __init__(self, found: Mapping[str, Found]) -> None:
+        super().__init__((key, each.outcome) for key, each in found.items())
+        self.tiers = {key: each.tier for key, each in found.items() if each.tier}
+
+
 class KVStore:
-    """Records by key in an object store, with up to `memory_bytes` of those read last kept in memory.
+    """Records by key in an object store, with faster tiers in front of it (see `Chain`).
 
     A record handed out may be shared with other readers: never write to its tensor. `on_damage(key, miss)` is
     called in the caller's thread for an object that is there but wrong; who computes the record again and
@@ -37,13 +36,19 @@ class KVStore:
         objects: ObjectStore,
         memory_bytes: int = 0,
         on_damage: Callable[[str, Miss], None] | None = None,
+        *,
+        device: str = "cpu",
+        device_bytes: int = 0,
+        disk: DiskTier | None = None,
+        origins: Sequence[Tier] = (),
     ) -> None:
-        self._objects = objects
-        self._memory = MemoryTier(memory_bytes)
+        self.chain = Chain(
+            objects, memory_bytes=memory_bytes, device=device, device_bytes=device_bytes, disk=disk, origins=origins
+        )
+        self._flights = Flights(self._load, self.chain.is_near)
         self._on_damage = on_damage
-        self._counts: Counter[str] = Counter()
-        self._counts_lock = threading.Lock()
-        self._readers = threading.BoundedSemaphore(MAX_READERS)
+        hits = [f"hits_{tier}" for tier in self.chain.counters()]
+        self._counts = Counts(["hits", *hits, *(f"miss_{miss}" for miss in Miss), "puts", "deletes"])
 
     def put(self, record: KVRecord) -> int:
         """Stores the record, over whatever is there; the number of bytes written.
@@ -51,170 +56,68 @@ class KVStore:
         Raises ValueError where the record contradicts its profile or its key is none, StorageUnavailable."""
         if not _KEY.fullmatch(record.key):
             raise ValueError("a record's key is 64 lower-case hex digits")
-        written = self._objects.put(_name(record.key), encode(record))
-        self._count(puts=1, bytes_written=written)
+        written = self.chain.put(record)
+        self._flights.part([record.key])  # who asks from now on is not told that it is absent
+        self._counts.add(puts=1)
         return written
 
     def get(self, key: str, profile: KVProfile) -> KVRecord | Miss:
         """The record, or why there is none; never an exception. Waits as long as the store does."""
-        record = self._memory.get(key)
-        if record is not None:
-            return self._from_memory(record, profile)
-        return self._settle(key, self._read(key, profile))
+        found = self.chain.look(key, profile) or self._flights.one(key, profile)
+        return self._settle(key, found)
 
-    def get_many(
-        self, keys: Iterable[str], profile: KVProfile, deadline_s: float
-    ) -> dict[str, KVRecord | Miss]:
+    def get_many(self, keys: Iterable[str], profile: KVProfile, deadline_s: float) -> Records:
         """Like `get` for every key at once; what has not arrived after `deadline_s` is Miss.TIMEOUT."""
-        found: dict[str, KVRecord | Miss] = {}
-        wanted = []
-        for key in dict.fromkeys(keys):
-            record = self._memory.get(key)
-            if record is None:
-                wanted.append(key)
-            else:
-                found[key] = self._from_memory(record, profile)
-        read = self._read_parallel(wanted, profile, time.monotonic() + deadline_s) if wanted else {}
-        for key in wanted:
-            found[key] = self._settle(key, read.get(key, Miss.TIMEOUT))
-        return found
+        end = time.monotonic() + deadline_s
+        looked = {key: self.chain.look(key, profile) for key in dict.fromkeys(keys)}
+        wanted = [key for key, found in looked.items() if found is None]
+        read = self._flights.many(wanted, profile, end) if wanted else {}
+        found = {key: each or read.get(key, Found(Miss.TIMEOUT)) for key, each in looked.items()}
+        for key, each in found.items():
+            self._settle(key, each)
+        return Records(found)
 
     def delete(self, keys: Iterable[str]) -> int:
         """Deletes the objects and forgets them; how many there were.
 
         Raises StorageUnavailable; some may be deleted by then, so call it again."""
-        keys = list(keys)
+        keys = [key for key in keys if _KEY.fullmatch(key)]
         try:
-            deleted = sum(self._objects.delete(_name(key)) for key in keys if _KEY.fullmatch(key))
+            deleted = self.chain.delete(keys)
         finally:
-            self.forget(keys)  # last, so that no reader can bring back what it read just before
-        self._count(deletes=deleted)
+            self._flights.part(keys)
+        self._counts.add(deletes=deleted)
         return deleted
 
     def keys_in_memory(self) -> list[str]:
-        """The records that this process would answer without asking the store."""
-        return self._memory.keys()
+        """The records that this process would answer without asking the disk or the store."""
+        return [*self.chain.keys("memory"), *self.chain.keys("device")]
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drops these records from memory: for objects that another process has deleted."""
-        self._memory.forget(keys)
+        """Drops these records from all tiers but the store: for objects that another process has deleted."""
+        keys = list(keys)
+        self.chain.forget(keys)
+        self._flights.part(keys)
 
     def counters(self) -> dict[str, int]:
-        """A snapshot: hits (of those hits_memory), miss_<reason>, puts, deletes, bytes_read, bytes_written,
-        memory_bytes in use."""
-        names = ["hits", "hits_memory", *(f"miss_{miss}" for miss in Miss)]
-        names += ["puts", "deletes", "bytes_read", "bytes_written"]
-        with self._counts_lock:
-            snapshot = {name: self._counts[name] for name in names}
-        return snapshot | {"memory_bytes": self._memory.used_bytes}
+        """A snapshot: hits (and hits_<tier>), miss_<reason>, puts, deletes, bytes_read, bytes_written, memory_bytes in
+        use. `chain.counters()` has more by tier."""
+        tiers = self.chain.counters()
+        return self._counts.snapshot() | {
+            "bytes_read": sum(each["bytes_read"] for each in tiers.values()),
+            "bytes_written": tiers["store"]["bytes_written"],
+            "memory_bytes": tiers["memory"]["bytes"],
+        }
 
-    # --- one record -------------------------------------------------------------------------------------
+    def _load(self, key: str, profile: KVProfile) -> Found:
+        return self.chain.load(key, profile) if _KEY.fullmatch(key) else Found(Miss.ABSENT)
 
-    def _read(self, key: str, profile: KVProfile) -> KVRecord | Miss:
-        """From the store, verified; kept in memory unless it was forgotten meanwhile."""
-        if not _KEY.fullmatch(key):
-            return Miss.ABSENT
-        generation = self._memory.generation
-        try:
-            buffer = self._load(_name(key))
-        except ObjectMissing:
-            return Miss.ABSENT
-        except StorageTimeout:
-            return Miss.TIMEOUT
-        except StorageUnavailable:
-            return Miss.UNAVAILABLE
-        if buffer is None:
-            return Miss.DAMAGED
-        outcome = decode(buffer, key, profile)
-        if isinstance(outcome, KVRecord):
-            self._memory.add(outcome, buffer.numel(), generation)
-        return outcome
-
-    def _load(self, name: str) -> torch.Tensor | None:
-        """The whole object as uint8 [size], read in place; None if its size cannot be right."""
-        size = self._objects.size(name)
-        if size is None:
-            raise ObjectMissing(f"no object {name}")
-        if size > MAX_OBJECT_BYTES:
-            return None
-        buffer = torch.empty(size, dtype=torch.uint8)
-        count = self._objects.read_into(name, buffer.numpy().data)
-        self._count(bytes_read=count)
-        return buffer if count == size else None
-
-    def _from_memory(self, record: KVRecord, profile: KVProfile) -> KVRecord | Miss:
-        if record.profile != profile:
-            return self._settle(record.key, Miss.WRONG_LAYOUT)
-        self._count(hits=1, hits_memory=1)
-        return record
-
-    def _settle(self, key: str, outcome: KVRecord | Miss) -> KVRecord | Miss:
+    def _settle(self, key: str, found: Found) -> KVRecord | Miss:
         """Counts what the caller is going to get, and reports damage."""
-        if isinstance(outcome, KVRecord):
-            self._count(hits=1)
-            return outcome
-        self._count(**{f"miss_{outcome}": 1})
-        if outcome in DAMAGE and self._on_damage is not None:
-            self._on_damage(key, outcome)
-        return outcome
-
-    def _count(self, **amounts: int) -> None:
-        with self._counts_lock:
-            self._counts.update(amounts)
-
-    # --- many records -----------------------------------------------------------------------------------
-
-    def _read_parallel(
-        self, keys: Sequence[str], profile: KVProfile, end: float
-    ) -> dict[str, KVRecord | Miss]:
-        """What has been read by `end`. Readers that still wait for the store are left behind."""
-        batch = _Batch(keys)
-        for number in range(min(READERS_PER_CALL, len(keys))):
-            # The first reader is waited for, more are taken only if free.
-            if not self._readers.acquire(timeout=0 if number else max(0.0, end - time.monotonic())):
-                break
-            # Daemons, not a pool: a pool is joined at exit, where a stalled store would hold the process.
-            threading.Thread(target=self._work, args=(batch, profile), name="kv-reader", daemon=True).start()
-        return batch.collect(end)
-
-    def _work(self, batch: _Batch, profile: KVProfile) -> None:
-        try:
-            while (key := batch.take()) is not None:
-                outcome: KVRecord | Miss = Miss.UNAVAILABLE
-                try:
-                    outcome = self._read(key, profile)
-                finally:
-                    batch.deposit(key, outcome)
-        finally:
-            self._readers.release()
-
-
-class _Batch:
-    """The work list of one get_many, shared between its caller and its readers."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._todo = deque(keys)
-        self._expected = len(keys)
-        self._done: dict[str, KVRecord | Miss] = {}
-        self._changed = threading.Condition()
-
-    def take(self) -> str | None:
-        """The next key to read; None when there is none, or the caller has gone."""
-        with self._changed:
-            return self._todo.popleft() if self._todo else None
-
-    def deposit(self, key: str, outcome: KVRecord | Miss) -> None:
-        with self._changed:
-            self._done[key] = outcome
-            self._changed.notify()
-
-    def collect(self, end: float) -> dict[str, KVRecord | Miss]:
-        """Everything, or what is there at `end` of the monotonic clock; nothing more is begun after that."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._done) == self._expected, timeout=end - time.monotonic())
-            self._todo.clear()
-            return dict(self._done)
-
-
-def _name(key: str) -> str:
-    return f"kv/{key[:2]}/{key}"
+        if isinstance(found.outcome, KVRecord):
+            self._counts.add(hits=1, **{f"hits_{found.tier}": 1})
+            return found.outcome
+        self._counts.add(**{f"miss_{found.outcome}": 1})
+        if found.outcome in DAMAGE and self._on_damage is not None:
+            self._on_damage(key, found.outcome)
+        return found.outcome

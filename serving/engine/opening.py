@@ -14,7 +14,7 @@ from serving.blend.methods import Method
 from serving.blend.methods.reuse import Reuse
 from serving.engine.blended import Blended
 from serving.engine.sessions import BlendSession, PlainSession, Session
-from serving.engine.types import ChunkNotReused, Emphasis, GenerateRequest, Report
+from serving.engine.types import ChunkNotReused, ChunkReused, Emphasis, GenerateRequest, Report
 from serving.prompt import PromptPlan
 from storage.types import KVRecord, Miss, RetrievedChunk
 
@@ -23,7 +23,7 @@ Records = Mapping[str, KVRecord | Miss]
 
 class Asked(Protocol):
     """What is known of a request when its session is opened. `blended`: all that stands before the caller's text.
-    `reasons`: by KV key, why it could not be used."""
+    By KV key, `reasons`: why it could not be used; `tiers`: where it came from."""
 
     request: GenerateRequest
     plan: PromptPlan
@@ -31,6 +31,7 @@ class Asked(Protocol):
     report: Report
     blended: Blended | None
     reasons: dict[str, str]
+    tiers: dict[str, str]
 
 
 class Opening:
@@ -69,6 +70,7 @@ class Opening:
         found = records.get(chunk.kv_key or "")
         if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids:
             asked.report.bytes_fetched += found.kv.nbytes
+            asked.report.reused.append(ChunkReused(chunk.chunk_id, asked.tiers.get(found.key, "")))
             return found.kv
         asked.report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(asked, chunk.kv_key, found)))
         return None

@@ -42,6 +42,7 @@ class TorchGeneration:
         self.blended: Blended | None = None
         self.forgotten = 0  # see BlendedCache
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
+        self.tiers: dict[str, str] = {}  # by KV key, where it came from
         self.cancelled = threading.Event()
         self.born = time.perf_counter()
         self._loop = asyncio.get_running_loop()
@@ -153,7 +154,8 @@ class TorchEngine:
             keys = [c.kv_key for c in generation.plan.chunks if c.kv_key]
             generation.report.ms["queue"] = generation.elapsed_ms()
             if keys and generation.blended is None and generation.method.uses_stored:
-                records = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
+                found = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
+                records, generation.tiers = found, found.tiers
                 generation.reasons = {k: self._on_miss(k, m) for k, m in records.items() if isinstance(m, Miss)}
         except Exception:
             log.exception("fetching KV failed; the chunks are computed")

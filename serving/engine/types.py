@@ -46,6 +46,12 @@ class ChunkNotReused:
     reason: str  # a `Miss`, "pending" (KV not computed yet), "method" or "model"
 
 
+@dataclass(frozen=True)
+class ChunkReused:
+    chunk_id: int
+    tier: str  # that had it: device | memory | disk | store, or what lies behind
+
+
 @dataclass
 class Report:
     """How the prompt's KV came about. Token counts are of the prompt; the three add up to it."""
@@ -59,6 +65,7 @@ class Report:
     bytes_fetched: int = 0
     ms: dict[str, float] = field(default_factory=dict)  # plan, queue, fetch, assemble (part of blend), blend, first_token
     not_reused: list[ChunkNotReused] = field(default_factory=list)
+    reused: list[ChunkReused] = field(default_factory=list)
     full_prefill_reason: str | None = None  # why the model is not blended at all
     resumed: bool = False  # chunks were blended for an earlier answer, and are taken as they were then
     tokens_emphasised: int = 0  # with another weight than 1

@@ -27,6 +27,7 @@ from serving.settings import Settings
 from storage.catalogue.engine import migrate, open_catalogue
 from storage.errors import Cancelled
 from storage.folder import FolderStore
+from storage.kvstore import KVStore
 
 SECRET = b"a master secret for tests only, 32 bytes"
 
@@ -197,7 +198,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         settings=settings,
         catalogue=catalogue,
         objects=objects,
-        kv_store=None,  # type: ignore[arg-type]
+        kv_store=KVStore(objects),
         deleter=work.deleter,
         retriever=Retriever(catalogue, index, embedder),
         embedder=embedder,

@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from serving.engine import torch_engine
 from storage.catalogue.schema import Document
+from storage.kvstore import Records
 from storage.types import KVRecord
 
 QUESTION = "What is the speed limit for carts inside the harbour?"
@@ -78,7 +79,7 @@ def said(answer: Any) -> str:
 def without_stored(service: Service) -> Any:
     """The answer when nothing stored is used: every chunk is computed when asked."""
     held = service.wiring.kv_store.get_many
-    service.wiring.kv_store.get_many = lambda *_: {}  # type: ignore[method-assign,assignment]
+    service.wiring.kv_store.get_many = lambda *_: Records({})  # type: ignore[method-assign,assignment]
     try:
         answer = service.chat("harbour", QUESTION, method="reuse")
     finally:

@@ -1,0 +1,246 @@
+"""Objects kept on a local disk, in front of a slower store.
+
+Each process has a folder of its own, `<root>/<n>`, held by a lock that the system lets go of however the
+process ends. So one process alone knows what lies there, and its budget needs no talk with others; who starts
+again takes the same folder, and finds it warm. Nothing is synced: after a power cut a file may be any bytes,
+which its reader finds out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from storage.errors import StorageUnavailable
+from storage.tiers.ledger import Entry, Ledger
+from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
+from storage.types import KVProfile, Miss
+
+BLOCK = 4096  # files are counted in whole blocks, as the disk does
+MAX_FOLDERS = 64
+REST_S = 30.0  # no writes for so long after one has failed: a full disk is not asked again at once
+ABANDONED_S = 600.0  # from our start on: until then a process that was started with us may yet take its folder
+_FILE = re.compile(r"([0-9a-f]{64})\.(\d{1,9})")
+_LOCK = "lock"
+
+
+class DiskTier:
+    """A CacheTier of files `<2 hex>/<key>.<tokens>`, written beside and renamed.
+
+    Raises StorageUnavailable where the folder cannot be made or read.
+    """
+
+    name = "disk"
+
+    def __init__(self, root: str | os.PathLike[str], capacity_bytes: int) -> None:
+        self.counts = Counts(COUNTS)
+        self._root = Path(root)
+        self._ledger = Ledger(capacity_bytes)
+        self._lock = threading.Lock()  # of the ledger: never held while the disk is waited for
+        self._resting_until = self._born = time.monotonic()
+        self._reclaimed = False
+        try:
+            self.folder, self._handle = _own_folder(self._root)
+            self._take_stock()
+        except OSError as error:
+            raise StorageUnavailable(f"disk tier: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._handle)
+
+    def load(self, key: str, profile: KVProfile) -> Copy | Miss:
+        """See Tier."""
+        with self._lock:
+            entry = self._ledger.get(key)
+            self._ledger.touch(key)
+        found = Miss.ABSENT if entry is None else self._read(entry, profile)
+        count_load(self.counts, found)
+        if entry is not None and not isinstance(found, Copy):
+            self.forget([key])
+        return found
+
+    def offer(self, copy: Copy, fresh: Fresh) -> bool:
+        """See CacheTier. What is evicted for it leaves the disk before a byte of it is written."""
+        entry = self._reserve(copy, fresh)
+        if entry is None:
+            return False
+        self._unlink(entry.victims)
+        try:
+            written = self._write(entry, copy)
+        except OSError:
+            self.counts.add(write_errors=1)
+            self._resting_until = time.monotonic() + REST_S
+            with self._lock:
+                self._ledger.cancel(entry)
+            return False
+        with self._lock:
+            kept = self._ledger.settle(entry)
+        self.counts.add(bytes_written=written, promotions=int(kept))
+        if not kept:  # forgotten while it was being written
+            self._unlink([entry])
+        return kept
+
+    def touch(self, key: str) -> None:
+        """See CacheTier."""
+        with self._lock:
+            self._ledger.touch(key)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """See CacheTier."""
+        with self._lock:
+            removed = [self._ledger.remove(key) for key in keys]
+        self._unlink([entry for entry in removed if entry is not None])
+
+    def holds(self, key: str) -> bool:
+        """See CacheTier."""
+        with self._lock:
+            return self._ledger.get(key) is not None
+
+    def keys(self) -> list[str]:
+        """See CacheTier."""
+        with self._lock:
+            return self._ledger.keys()
+
+    def pin(self, keys: Collection[str]) -> None:
+        """See CacheTier."""
+        with self._lock:
+            self._ledger.pin(keys)
+
+    def unpin(self, keys: Collection[str]) -> None:
+        """See CacheTier."""
+        with self._lock:
+            self._ledger.unpin(keys)
+
+    def counters(self) -> dict[str, int]:
+        """See Tier; with the ledger's figures."""
+        with self._lock:
+            return self.counts.snapshot() | self._ledger.counters()
+
+    def reclaim(self) -> None:
+        """Call it now and then: empties, once, the folders of processes that have not come back."""
+        if not self._reclaimed and time.monotonic() - self._born > ABANDONED_S:
+            self._reclaimed = True
+            empty_abandoned(self._root)
+
+    # --- one file ---------------------------------------------------------------------------------------
+
+    def _read(self, entry: Entry, profile: KVProfile) -> Copy | Miss:
+        try:
+            with open(self._path(entry), "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                return read_record(size, lambda view: _fill(file.fileno(), view), self.counts, entry.key, profile)
+        except FileNotFoundError:  # evicted just now, or taken away behind our back
+            return Miss.ABSENT
+        except OSError:
+            return Miss.UNAVAILABLE
+
+    def _reserve(self, copy: Copy, fresh: Fresh) -> Entry | None:
+        size = sum(map(len, copy.encoded))
+        with self._lock:
+            if not size or not fresh() or self._ledger.get(copy.record.key) is not None:
+                return None
+            entry = None
+            if time.monotonic() >= self._resting_until:
+                entry = self._ledger.reserve(copy.record.key, _blocks(size), len(copy.record.token_ids))
+        if entry is None:
+            self.counts.add(promotions_declined=1)
+        return entry
+
+    def _write(self, entry: Entry, copy: Copy) -> int:
+        path = self._path(entry)
+        temp = self.folder / f"{uuid.uuid4().hex}.writing"
+        try:
+            with open(temp, "xb") as file:
+                written = sum(file.write(part) for part in copy.encoded)
+            path.parent.mkdir(exist_ok=True)
+            os.replace(temp, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temp)
+            raise
+        return written
+
+    def _unlink(self, entries: Collection[Entry]) -> None:
+        """Take files away. One that will not go stays counted."""
+        for entry in entries:
+            try:
+                os.unlink(self._path(entry))
+            except FileNotFoundError:
+                pass
+            except OSError:
+                self.counts.add(write_errors=1)
+                continue
+            with self._lock:
+                self._ledger.release(entry)
+
+    def _path(self, entry: Entry) -> Path:
+        return self.folder / entry.key[:2] / f"{entry.key}.{entry.cost}"
+
+    def _take_stock(self) -> None:
+        """Count what an earlier process left, remove its unfinished files and what is over the budget."""
+        for path in sorted(_files(self.folder)):
+            match, size = _FILE.fullmatch(path.name), path.stat().st_size
+            entry = None
+            if match and size and path.parent.name == match[1][:2]:
+                entry = self._ledger.reserve(match[1], _blocks(size), int(match[2]))
+            if entry is None:
+                os.unlink(path)
+            else:
+                self._unlink(entry.victims)
+                self._ledger.settle(entry)
+
+
+def empty_abandoned(root: Path) -> None:
+    """Remove the files in folders that no process holds. Never raises."""
+    with contextlib.suppress(OSError):
+        for folder in sorted(root.iterdir()):
+            if (handle := _try_lock(folder)) is not None:
+                for path in _files(folder):
+                    os.unlink(path)
+                os.close(handle)
+
+
+def _own_folder(root: Path) -> tuple[Path, int]:
+    """The first folder that no living process holds, and the handle that holds it."""
+    for number in range(MAX_FOLDERS):
+        folder = root / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (handle := _try_lock(folder)) is not None:
+            return folder, handle
+    raise StorageUnavailable(f"disk tier: {MAX_FOLDERS} processes have their folders there already")
+
+
+def _try_lock(folder: Path) -> int | None:
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files but the lock."""
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names if name != _LOCK)
+
+
+def _fill(handle: int, view: memoryview) -> int:
+    """Read to the end of the view or of the file; the bytes read."""
+    done = 0
+    while done < len(view) and (count := os.readv(handle, [view[done:]])):
+        done += count
+    return done

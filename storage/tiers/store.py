@@ -1,0 +1,71 @@
+"""An object store as a tier: the home of all records, or a place where others keep theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
+from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
+from storage.types import KVProfile, Miss, ObjectStore
+
+
+class StoreTier:
+    """A KeepingTier over any ObjectStore, without a budget."""
+
+    def __init__(self, name: str, objects: ObjectStore) -> None:
+        self.name = name
+        self.counts = Counts(COUNTS)
+        self._objects = objects
+
+    def load(self, key: str, profile: KVProfile) -> Copy | Miss:
+        """See Tier. What is damaged stays: whoever puts the record again repairs it in place."""
+        found = self._load(key, profile)
+        count_load(self.counts, found)
+        return found
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview]) -> int:
+        """Store an object; the bytes written. Raises StorageUnavailable."""
+        written = self._objects.put(object_name(key), parts)
+        self.counts.add(bytes_written=written)
+        return written
+
+    def offer(self, copy: Copy, fresh: Fresh) -> bool:
+        """See KeepingTier: what an origin had becomes ours."""
+        if not fresh():
+            return False
+        try:
+            self.put(copy.record.key, copy.encoded)
+            if fresh():
+                self.counts.add(promotions=1)
+                return True
+            self.delete(copy.record.key)  # deleted while it was being written
+        except StorageUnavailable:
+            self.counts.add(write_errors=1)
+        return False
+
+    def delete(self, key: str) -> bool:
+        """Whether there was such an object. Raises StorageUnavailable."""
+        return self._objects.delete(object_name(key))
+
+    def counters(self) -> dict[str, int]:
+        """See Tier."""
+        return self.counts.snapshot()
+
+    def _load(self, key: str, profile: KVProfile) -> Copy | Miss:
+        name = object_name(key)
+        try:
+            size = self._objects.size(name)
+            if size is None:
+                return Miss.ABSENT
+            return read_record(size, lambda view: self._objects.read_into(name, view), self.counts, key, profile)
+        except ObjectMissing:
+            return Miss.ABSENT
+        except StorageTimeout:
+            return Miss.TIMEOUT
+        except StorageUnavailable:
+            return Miss.UNAVAILABLE
+
+
+def object_name(key: str) -> str:
+    """Where the record of `key` lies in an object store."""
+    return f"kv/{key[:2]}/{key}"
