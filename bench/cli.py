@@ -102,6 +102,23 @@ def peers(
     run(model=model, tokens=tokens, out=out, workdir=workdir, device=device, dtype=dtype)
 
 
+@app.command()
+def loads(
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 2048,
+    rates: Annotated[str, typer.Option(help="Bandwidths in MB/s; a stalled source is always added.")] = "400,50,10",
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """First-token time when stored KV comes slowly, or not at all."""
+    from bench.loads import run
+
+    rates_mb_s = [float(word) for word in _words(rates)]
+    run(model=model, tokens=tokens, rates_mb_s=rates_mb_s, out=out, workdir=workdir, device=device, dtype=dtype)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 

@@ -42,7 +42,7 @@ class Prompt:
 
     def __init__(self, reader: Reader, stores: dict[str, KVStore], tokens: int) -> None:
         self.reader, self.stores = reader, stores
-        self.chunks = _chunks(reader, tokens)
+        self.chunks = chunks_for(reader, tokens)
         reader.frame_kv(), reader.label_kv()
         self.keys = [kv_key(reader.profile, tuple(ids), "bench", b"bench") for ids in self.chunks]
         for at in range(0, len(self.chunks), 8):
@@ -79,7 +79,7 @@ class Prompt:
         return seconds, assembly.recomputed_token_layers / stored_layers if stored_layers else 0.0
 
 
-def _chunks(reader: Reader, tokens: int) -> list[list[int]]:
+def chunks_for(reader: Reader, tokens: int) -> list[list[int]]:
     """Different chunks of CHUNK_TOKENS tokens, so many that the whole prompt has about `tokens`."""
     room = tokens - len(reader.format.frame) - len(reader.format.tail([Turn("user", QUESTION)]))
     label = len(reader.format.label(10))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Reader:
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.stop_ids = frozenset(_end_tokens(self.model.generation_config.eos_token_id, self.tokenizer))
+        self.prefill_tokens_per_s: float | None = None  # a moving average, over pieces of prefill
         self._lock = threading.Lock()
         self._prefix: torch.Tensor | None = None
         self._frame: torch.Tensor | None = None
@@ -126,9 +128,18 @@ class Reader:
             piece = ids[at : at + PIECE]
             positions = torch.arange(start + at, start + at + len(piece), device=self.device)
             last = logits and at + PIECE >= len(ids)
+            begun = time.perf_counter()
             result = self.forward(piece, positions, ContiguousPass(kv, start + at, bias), logits=last)
+            self._note_speed(len(piece), begun)
             yield
         return result
+
+    def _note_speed(self, rows: int, begun: float) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        speed = rows / max(time.perf_counter() - begun, 1e-6)
+        known = self.prefill_tokens_per_s
+        self.prefill_tokens_per_s = speed if known is None else 0.7 * known + 0.3 * speed
 
     @torch.inference_mode()
     def compile(self, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from storage.tiers.chain import Chain
 from storage.tiers.disk import DiskTier
-from storage.tiers.flights import Flights, Found
+from storage.tiers.flights import Flights, Found, Landed
 from storage.tiers.types import DAMAGE, Counts, Tier
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
 
@@ -66,12 +66,18 @@ class KVStore:
         found = self.chain.look(key, profile) or self._flights.one(key, profile)
         return self._settle(key, found)
 
-    def get_many(self, keys: Iterable[str], profile: KVProfile, deadline_s: float) -> Records:
-        """Like `get` for every key at once; what has not arrived after `deadline_s` is Miss.TIMEOUT."""
+    def get_many(
+        self, keys: Iterable[str], profile: KVProfile, deadline_s: float, landed: Landed = lambda *_: None
+    ) -> Records:
+        """Like `get` for every key at once, begun in their order; what has not arrived after `deadline_s` is
+        Miss.TIMEOUT. `landed(key, found)` is told of each as it comes, and must not wait."""
         end = time.monotonic() + deadline_s
         looked = {key: self.chain.look(key, profile) for key in dict.fromkeys(keys)}
+        for key, near in looked.items():
+            if near is not None:
+                landed(key, near)
         wanted = [key for key, found in looked.items() if found is None]
-        read = self._flights.many(wanted, profile, end) if wanted else {}
+        read = self._flights.many(wanted, profile, end, landed) if wanted else {}
         found = {key: each or read.get(key, Found(Miss.TIMEOUT)) for key, each in looked.items()}
         for key, each in found.items():
             self._settle(key, each)

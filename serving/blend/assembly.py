@@ -36,7 +36,8 @@ class Steering:
 class Assembly:
     """`kv` [layers, 2, kv_heads, capacity, head_dim] holds rotated K; slots nobody wrote are NaN.
 
-    ids [tokens]; `spans`: [start, end) of every chunk or label with stored KV, in prompt order; `fresh`: positions without KV;
+    ids [tokens]; `spans`: [start, end) of every chunk or label with stored KV, in prompt order; `fresh`: positions without
+    KV; `computed`: how many had none and have been computed already (see `late`);
     `anchors`: the first token of every label with stored KV; `best`: positions of the chunk that retrieval ranks first, if
     that is known and has stored KV; `tail_start`: where the caller's text begins."""
 
@@ -48,6 +49,7 @@ class Assembly:
     best: torch.Tensor
     tail_start: int
     recomputed_token_layers: int = 0
+    computed: int = 0
     steering: Steering | None = None
 
     @property

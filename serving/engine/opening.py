@@ -1,4 +1,4 @@
-"""From a plan and what was fetched to a session: which segments have KV, and why the others have not."""
+"""From a plan and what was fetched to a session: which segments have KV, which may yet get it, and why others have none."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 
 from precompute.reader import Reader
 from serving.blend.assembly import Segment, assemble, resume
+from serving.blend.late import Awaited, Late
 from serving.blend.methods import Method
 from serving.blend.methods.reuse import Reuse
+from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended
 from serving.engine.sessions import BlendSession, PlainSession, Session
 from serving.engine.types import ChunkNotReused, ChunkReused, Emphasis, GenerateRequest, Report
@@ -19,19 +21,20 @@ from serving.prompt import PromptPlan
 from storage.types import KVRecord, Miss, RetrievedChunk
 
 Records = Mapping[str, KVRecord | Miss]
+SLOW = "slow"  # computing was faster than the source
 
 
 class Asked(Protocol):
     """What is known of a request when its session is opened. `blended`: all that stands before the caller's text.
-    By KV key, `reasons`: why it could not be used; `tiers`: where it came from."""
+    `arrivals`: what has been fetched, and what is being fetched still; `reasons`: by KV key, why it could not be used."""
 
     request: GenerateRequest
     plan: PromptPlan
     method: Method
     report: Report
     blended: Blended | None
+    arrivals: Arrivals
     reasons: dict[str, str]
-    tiers: dict[str, str]
 
 
 class Opening:
@@ -39,17 +42,23 @@ class Opening:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+        self._bytes_per_token = reader.buffer(1).nbytes
 
-    def session(self, asked: Asked, records: Records) -> Session:
+    def session(self, asked: Asked) -> Session:
         """The session for one request; fills in the report."""
         reader, request, plan, method = self._reader, asked.request, asked.plan, asked.method
+        records = asked.arrivals.take()
         report, blended, extra = asked.report, asked.blended, asked.request.max_tokens
         report.full_prefill_reason = reader.full_prefill_reason
         segments = [Segment("frame", plan.frame)] if plan.frame else []
-        for label, chunk in zip(plan.labels, plan.chunks, strict=True):
-            kv = None
-            if blended is None:
-                kv = self._stored(asked, chunk, records)
+        awaited: list[Awaited] = []
+        at = len(plan.frame)
+        for number, (label, chunk) in enumerate(zip(plan.labels, plan.chunks, strict=True)):
+            kv, at = None, at + len(label) + len(chunk.token_ids)
+            if chunk.kv_key not in records and asked.arrivals.awaits(chunk.kv_key):
+                awaited.append(Awaited(number, at - len(chunk.token_ids), at, number == 0))
+            elif blended is None:
+                kv = self._stored(asked, chunk, records.get(chunk.kv_key or ""))
             weights = self._weights(chunk, request.emphasis.get(chunk.chunk_id, ()))
             report.tokens_emphasised += sum(w != 1 for w in weights or ())
             best = chunk is plan.chunks[0]
@@ -64,13 +73,39 @@ class Opening:
             return BlendSession(reader, resume(reader, segments, blended.kv, extra), Reuse())
         if not method.uses_stored or not plan.frame:
             segments = _unread(segments)
-        return BlendSession(reader, assemble(reader, segments, extra, stored_labels=method.stored_labels), method)
+        assembly = assemble(reader, segments, extra, stored_labels=method.stored_labels)
+        late = Late(awaited, lambda: self._arrived(asked, awaited)) if awaited else None
+        return BlendSession(reader, assembly, method, late)
 
-    def _stored(self, asked: Asked, chunk: RetrievedChunk, records: Records) -> torch.Tensor | None:
-        found = records.get(chunk.kv_key or "")
+    def _arrived(self, asked: Asked, awaited: Sequence[Awaited]) -> dict[int, torch.Tensor | None]:
+        """See `Late`. Notes what came and is of no use."""
+        records = asked.arrivals.take()
+        found: dict[int, torch.Tensor | None] = {}
+        for number in (each.number for each in awaited):
+            chunk = asked.plan.chunks[number]
+            if (outcome := records.get(chunk.kv_key or "")) is not None:
+                usable = isinstance(outcome, KVRecord) and outcome.token_ids == chunk.token_ids
+                found[number] = outcome.kv if usable and isinstance(outcome, KVRecord) else None
+                if not usable:
+                    asked.reasons.setdefault(chunk.kv_key or "", self._reason(asked, chunk.kv_key, outcome))
+        return found
+
+    def settle(self, asked: Asked, session: BlendSession) -> None:
+        """Complete the report, once the first logits are there."""
+        report, late = asked.report, session.late
+        for each in late.awaited if late else ():
+            chunk = asked.plan.chunks[each.number]
+            if late and each.number in late.placed:
+                report.bytes_fetched += (each.end - each.start) * self._bytes_per_token
+                report.reused.append(ChunkReused(chunk.chunk_id, asked.arrivals.tiers.get(chunk.kv_key or "", "")))
+            else:
+                report.not_reused.append(ChunkNotReused(chunk.chunk_id, asked.reasons.get(chunk.kv_key or "", SLOW)))
+        account(report, session, self._reader.layers)
+
+    def _stored(self, asked: Asked, chunk: RetrievedChunk, found: KVRecord | Miss | None) -> torch.Tensor | None:
         if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids:
             asked.report.bytes_fetched += found.kv.nbytes
-            asked.report.reused.append(ChunkReused(chunk.chunk_id, asked.tiers.get(found.key, "")))
+            asked.report.reused.append(ChunkReused(chunk.chunk_id, asked.arrivals.tiers.get(found.key, "")))
             return found.kv
         asked.report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(asked, chunk.kv_key, found)))
         return None
@@ -124,6 +159,6 @@ def account(report: Report, session: BlendSession, layers: int) -> None:
     stored = sum(b - a for a, b in assembly.spans)
     recomputed = round(assembly.recomputed_token_layers / layers)
     report.tokens_recomputed = min(recomputed, stored)
-    report.tokens_reused = assembly.tokens - len(assembly.fresh) - report.tokens_recomputed
-    report.tokens_computed = len(assembly.fresh)
+    report.tokens_computed = len(assembly.fresh) + assembly.computed
+    report.tokens_reused = assembly.tokens - report.tokens_computed - report.tokens_recomputed
     report.recomputed_fraction = assembly.recomputed_token_layers / (stored * layers) if stored else 0.0

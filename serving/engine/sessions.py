@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from precompute.passes import ContiguousPass
 from precompute.reader import PIECE, Reader
 from serving.blend.assembly import Assembly
+from serving.blend.late import Late
 from serving.blend.methods import Method
 
 
@@ -25,12 +26,15 @@ class Session(Protocol):
 class BlendSession:
     """A blended prompt; decoding goes on in the same buffer, at the same speed as after a full prefill."""
 
-    def __init__(self, reader: Reader, assembly: Assembly, method: Method) -> None:
-        self._reader, self.assembly, self._method = reader, assembly, method
+    def __init__(self, reader: Reader, assembly: Assembly, method: Method, late: Late | None = None) -> None:
+        """`late`: chunks whose stored KV may come while the prompt is begun."""
+        self._reader, self.assembly, self._method, self.late = reader, assembly, method, late
         self._at = assembly.tokens
 
     def start(self) -> Generator[None, None, torch.Tensor]:
-        return self._method.blend(self._reader, self.assembly)
+        if self.late is not None:
+            yield from self.late.complete(self._reader, self.assembly)
+        return (yield from self._method.blend(self._reader, self.assembly))
 
     def step(self, token: int) -> torch.Tensor:
         position = torch.tensor([self._at], device=self._reader.device)

@@ -9,14 +9,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 
 from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
+from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended, BlendedCache, Key
 from serving.engine.canary import Canary
-from serving.engine.opening import Opening, Records, account
+from serving.engine.fetch import Fetcher, OnMiss
+from serving.engine.opening import Opening
+from serving.engine.rates import Rates
 from serving.engine.sampling import Sampler
 from serving.engine.sessions import BlendSession
 from serving.engine.text import TextStream
@@ -25,11 +27,9 @@ from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
 from storage.errors import Overloaded, PrereadError
 from storage.kvstore import KVStore
-from storage.types import KVRecord, Miss, RetrievedChunk
+from storage.types import RetrievedChunk
 
 log = logging.getLogger(__name__)
-FETCH_DEADLINE_S = 5.0
-OnMiss = Callable[[str, Miss], str]
 
 
 class TorchGeneration:
@@ -41,8 +41,8 @@ class TorchGeneration:
         self.report = Report(method=request.method, chunks=len(plan.chunks))
         self.blended: Blended | None = None
         self.forgotten = 0  # see BlendedCache
+        self.arrivals = Arrivals(())
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
-        self.tiers: dict[str, str] = {}  # by KV key, where it came from
         self.cancelled = threading.Event()
         self.born = time.perf_counter()
         self._loop = asyncio.get_running_loop()
@@ -69,7 +69,8 @@ class TorchGeneration:
 class TorchEngine:
     """`Engine` over one `Reader`. `on_miss(key, miss)` is told, by a thread that fetches, of stored KV that could not be
     used, and answers with the reason to report. `blended_bytes`: room for prompts that may be taken up again.
-    `canary_share`: of the answers that are compared with full prefill afterwards."""
+    `canary_share`: of the answers that are compared with full prefill afterwards. `patience_s`: how long to wait for stored KV
+    at least; None: see `Rates`."""
 
     def __init__(
         self,
@@ -80,18 +81,21 @@ class TorchEngine:
         on_miss: OnMiss | None = None,
         blended_bytes: int = 0,
         canary_share: float = 0.0,
+        patience_s: float | None = None,
     ) -> None:
-        self.reader, self._kv = reader, kv_store
+        self.reader = reader
         self.model_id = reader.name
         self.max_model_len = reader.max_positions
         self.full_prefill_reason = reader.full_prefill_reason
         self._opening = Opening(reader)
-        self._on_miss = on_miss or (lambda _key, miss: str(miss))
         self._blended = BlendedCache(blended_bytes)
         self._canary = Canary(reader, canary_share)
         self._max_active, self._max_waiting = max_requests, 4 * max_requests
-        self._inbox: queue.SimpleQueue[tuple[TorchGeneration, Records] | None] = queue.SimpleQueue()
-        self._fetchers = ThreadPoolExecutor(max_requests, thread_name_prefix="kv-fetch")
+        self._inbox: queue.SimpleQueue[TorchGeneration | None] = queue.SimpleQueue()
+        self._fetcher = Fetcher(
+            reader, kv_store, on_miss or (lambda _key, miss: str(miss)), self._inbox.put,
+            threads=self._max_active + self._max_waiting, rates=Rates(patience_s),
+        )  # fmt: skip
         self._live: set[TorchGeneration] = set()
         self._live_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -107,12 +111,14 @@ class TorchEngine:
             blended, plan = None, self._plan(request, request.chunks)
         generation = TorchGeneration(request, plan, method)
         generation.blended, generation.forgotten = blended, self._blended.forgotten
+        if blended is None and method.uses_stored:
+            generation.arrivals = Arrivals([chunk.kv_key for chunk in plan.chunks if chunk.kv_key])
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
         with self._live_lock:
             if len(self._live) >= self._max_active + self._max_waiting:
                 raise Overloaded("too many requests wait already; try again in a few seconds")
             self._live.add(generation)
-        self._fetchers.submit(self._fetch, generation)
+        self._fetcher.submit(generation)
         return generation
 
     def _plan(self, request: GenerateRequest, chunks: Sequence[RetrievedChunk]) -> PromptPlan:
@@ -144,27 +150,13 @@ class TorchEngine:
     def close(self) -> None:
         self._inbox.put(None)
         self._thread.join(timeout=30)
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self._fetcher.close()
         for generation in list(self._live):
             generation.emit(PrereadError("the engine was closed", code="cancelled"))
 
-    def _fetch(self, generation: TorchGeneration) -> None:
-        records: Records = {}
-        try:
-            keys = [c.kv_key for c in generation.plan.chunks if c.kv_key]
-            generation.report.ms["queue"] = generation.elapsed_ms()
-            if keys and generation.blended is None and generation.method.uses_stored:
-                found = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
-                records, generation.tiers = found, found.tiers
-                generation.reasons = {k: self._on_miss(k, m) for k, m in records.items() if isinstance(m, Miss)}
-        except Exception:
-            log.exception("fetching KV failed; the chunks are computed")
-        generation.report.ms["fetch"] = generation.elapsed_ms() - generation.report.ms["queue"]
-        self._inbox.put((generation, records))
-
     def _run(self) -> None:
         turns = Turns()
-        waiting: deque[tuple[TorchGeneration, Records]] = deque()
+        waiting: deque[TorchGeneration] = deque()
         idle_work: Generator[None, None, None] | None = None
         if not self.full_prefill_reason:
             self.reader.frame_kv()  # so that the first request does not pay for it
@@ -182,16 +174,16 @@ class TorchEngine:
             if not busy:
                 idle_work = self._idle_turn(idle_work or self._canary.compare())
                 continue
-            for entry in [entry for entry in waiting if entry[0].cancelled.is_set()]:
-                waiting.remove(entry)
-                self._release(entry[0])
+            for generation in [generation for generation in waiting if generation.cancelled.is_set()]:
+                waiting.remove(generation)
+                self._release(generation)
             for running in [running for running in turns if running.generation.cancelled.is_set()]:
                 turns.remove(running)
                 self._release(running.generation)
             while waiting and len(turns) < self._max_active:
-                generation, records = waiting.popleft()
-                rows, tokens = _rows(generation, records), generation.plan.tokens
-                turns.add(Running(generation, self._answer(generation, records), rows, min(PIECE, tokens)))
+                generation = waiting.popleft()
+                rows, tokens = _rows(generation), generation.plan.tokens
+                turns.add(Running(generation, self._answer(generation), rows, min(PIECE, tokens)))
             for running in turns.round():
                 if not self._advance(running.generation, running.work):
                     turns.remove(running)
@@ -226,18 +218,17 @@ class TorchEngine:
             generation.emit(error)
         return False
 
-    def _answer(self, generation: TorchGeneration, records: Records) -> Generator[None, None, None]:
+    def _answer(self, generation: TorchGeneration) -> Generator[None, None, None]:
         request, report, plan = generation.request, generation.report, generation.plan
         begun = generation.elapsed_ms()
-        session = self._opening.session(generation, records)
+        session = self._opening.session(generation)
         generation.blended = None  # its buffer is copied
-        del records
         report.ms["assemble"] = generation.elapsed_ms() - begun
         logits = yield from session.start()
         report.ms["blend"] = generation.elapsed_ms() - begun
         sample = None
         if isinstance(session, BlendSession):
-            account(report, session, self.reader.layers)
+            self._opening.settle(generation, session)
             if report.tokens_reused and not report.tokens_emphasised:
                 sample = self._canary.sample(session.assembly.ids)
         sampler = Sampler(request.temperature, request.top_p, request.seed)
@@ -295,10 +286,9 @@ def _ordered(chunks: Sequence[RetrievedChunk], order: Sequence[str]) -> tuple[Re
     return tuple(by_key[key].pop(0) for key in order)
 
 
-def _rows(generation: TorchGeneration, records: Records) -> int:
+def _rows(generation: TorchGeneration) -> int:
     """About how many prompt tokens have to be computed."""
     plan = generation.plan
     if generation.blended is not None:
         return len(plan.tail)
-    stored = sum(len(c.token_ids) for c in plan.chunks if isinstance(records.get(c.kv_key or ""), KVRecord))
-    return plan.tokens - stored
+    return plan.tokens - sum(len(c.token_ids) for c in plan.chunks if c.kv_key in generation.arrivals.stored)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from storage.types import KVProfile, KVRecord, Miss
 
 log = logging.getLogger(__name__)
+Landed = Callable[[str, "Found"], None]
 READERS_PER_CALL = 4
 MAX_READERS = 32  # a store that stalls holds threads until its time-out; this bounds how many
 
@@ -52,15 +53,18 @@ class Flights:
                 return joined.found
         return self._fly(flight, key, profile)
 
-    def many(self, keys: Sequence[str], profile: KVProfile, end: float) -> dict[str, Found]:
-        """What has come by `end` of the monotonic clock. After that nothing more is begun for this caller; what is
-        under way goes on, for those who still wait and for the memory."""
+    def many(
+        self, keys: Sequence[str], profile: KVProfile, end: float, landed: Landed = lambda *_: None
+    ) -> dict[str, Found]:
+        """What has come by `end` of the monotonic clock; `landed` is told of each at once, and must not wait. After that
+        nothing more is begun for this caller; what is under way goes on, for those who still wait and for the memory."""
         todo, joined, found = deque(keys), dict[str, _Flight](), dict[str, Found]()
         own: set[str] = set()
         with self._changed:
             while True:
-                for key, landed in [(key, each.found) for key, each in joined.items() if each.found]:
-                    found[key] = landed
+                for key, outcome in [(key, each.found) for key, each in joined.items() if each.found]:
+                    found[key] = outcome
+                    landed(key, outcome)
                     del joined[key]
                     own.discard(key)
                 for _ in range(len(todo)):

@@ -44,10 +44,10 @@ def chunk(number: int, ids: tuple[int, ...], key: str | None = None) -> Retrieve
 class EngineSite:
     """An engine over a folder, with three chunks stored."""
 
-    def __init__(self, reader: Reader, root: Path, **settings: Any) -> None:
+    def __init__(self, reader: Reader, root: Path, patience_s: float | None = None, **settings: Any) -> None:
         self.reader, self.root = reader, root
         self.objects = SlowStore(root)
-        self.engine = TorchEngine(reader, KVStore(self.objects), **settings)
+        self.engine = TorchEngine(reader, KVStore(self.objects), patience_s=patience_s, **settings)
         generator = torch.Generator().manual_seed(5)
         ids = [tuple(torch.randint(10, 400, (n,), generator=generator).tolist()) for n in LENGTHS]
         self.chunks: tuple[RetrievedChunk, ...] = tuple(chunk(n, i) for n, i in enumerate(ids))

@@ -12,7 +12,7 @@ import torch
 from model_kit import LIMIT, Service, counted
 from sqlalchemy import select
 
-from serving.engine import torch_engine
+from serving.engine import rates
 from storage.catalogue.schema import Document
 from storage.kvstore import Records
 from storage.types import KVRecord
@@ -133,19 +133,18 @@ def test_an_answer_without_any_stored_kv_is_that_of_full_prefill(
 
 
 @pytest.mark.usefixtures("harbour")
-def test_a_store_that_stalls_costs_the_deadline_and_no_answer(
+def test_a_store_that_stalls_costs_some_patience_and_no_answer(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = without_stored(service)
     service.forget()
-    monkeypatch.setattr(torch_engine, "FETCH_DEADLINE_S", 0.3)
+    monkeypatch.setattr(rates, "FLOOR_S", 0.1)
     read = service.wiring.objects.read_into
     slow: Any = lambda *a, **k: (time.sleep(1.5), read(*a, **k))[1]  # noqa: E731
     monkeypatch.setattr(service.wiring.objects, "read_into", slow)
     answer = service.chat("harbour", QUESTION, method="reuse")
     report = counted(answer)
-    assert {miss["reason"] for miss in report["not_reused"]} == {"timeout"}
-    assert 300 <= report["ms"]["fetch"] < 1200
+    assert {miss["reason"] for miss in report["not_reused"]} == {"slow"}
     assert said(answer) == said(expected)
     assert {service.status(key) for text in FILES.values() for key in service.kv_keys(text)} == {"done"}
     monkeypatch.undo()

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from precompute.gate import check_model
 from precompute.reader import Reader
-from serving.engine import torch_engine
+from serving.engine import fetch
 from serving.engine.text import TextStream
 from serving.engine.torch_engine import TorchGeneration
 from serving.engine.types import Message
@@ -308,7 +308,8 @@ def test_kv_of_other_tokens_is_not_used(site: EngineSite) -> None:
 
 
 def test_a_store_that_stalls_is_not_waited_for(site: EngineSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_engine, "FETCH_DEADLINE_S", 0.2)
+    """Here patience is longer than the deadline of a fetch; see test_late.py for the other case."""
+    monkeypatch.setattr(fetch, "DEADLINE_S", 0.2)
     site.objects.gate.clear()
     outcome = site.answer()
     assert [c.reason for c in outcome.report.not_reused] == ["timeout"] * 3

@@ -1,0 +1,89 @@
+"""Stored KV for requests, fetched by threads of their own. The engine has a request as soon as all has come, or when its
+patience with the source is at an end: what comes later is still used where computing has not got to (`serving.blend.late`)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from precompute.reader import Reader
+from serving.engine.rates import Rates
+from storage.kvstore import KVStore
+from storage.types import KVRecord, Miss, RetrievedChunk
+
+if TYPE_CHECKING:
+    from serving.engine.torch_engine import TorchGeneration
+
+log = logging.getLogger(__name__)
+DEADLINE_S = 5.0  # then a fetch is given up
+IN_MEMORY = ("device", "memory")
+OnMiss = Callable[[str, Miss], str]
+
+
+class Fetcher:
+    """`ready(generation)` is called once for each that is submitted, by a thread of the fetcher. `on_miss`: see `TorchEngine`."""
+
+    def __init__(
+        self, reader: Reader, kv_store: KVStore, on_miss: OnMiss, ready: Callable[[TorchGeneration], None],
+        *, threads: int, rates: Rates,
+    ) -> None:  # fmt: skip
+        self._reader, self._kv, self._on_miss, self._ready = reader, kv_store, on_miss, ready
+        self._rates = rates
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv-fetch")
+
+    def submit(self, generation: TorchGeneration) -> None:
+        self._threads.submit(self._fetch, generation)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _fetch(self, generation: TorchGeneration) -> None:
+        generation.report.ms["queue"] = generation.elapsed_ms()
+        handing = _Handing(generation, self._ready)
+        chunks = [chunk for chunk in generation.plan.chunks if generation.arrivals.awaits(chunk.kv_key)]
+        patience = self._rates.patience_s(sum(len(c.token_ids) for c in chunks), self._reader.prefill_tokens_per_s)
+        timer = threading.Timer(patience, handing.over)
+        timer.daemon = True
+        try:
+            if chunks:
+                timer.start()
+                self._read(generation, chunks)
+        except Exception:
+            log.exception("fetching KV failed; the chunks are computed")
+        finally:
+            timer.cancel()
+            generation.arrivals.end({})
+            handing.over()
+
+    def _read(self, generation: TorchGeneration, chunks: Sequence[RetrievedChunk]) -> None:
+        """All of them, from the prompt's end on, since computing would begin at its start."""
+        arrivals, begun = generation.arrivals, time.monotonic()
+        keys = list(dict.fromkeys(chunk.kv_key for chunk in reversed(chunks) if chunk.kv_key))
+        records = self._kv.get_many(keys, self._reader.profile, DEADLINE_S, arrivals.land)
+        slow = [c for c in chunks if arrivals.tiers.get(c.kv_key or "") not in IN_MEMORY]
+        if slow:
+            loaded = sum(len(c.token_ids) for c in slow if isinstance(records.get(c.kv_key or ""), KVRecord))
+            self._rates.note_load(loaded, time.monotonic() - begun)
+        generation.reasons = {key: self._on_miss(key, m) for key, m in records.items() if isinstance(m, Miss)}
+        arrivals.end(records)
+
+
+class _Handing:
+    """Hands a request over once, whoever is first: the timer or the fetch."""
+
+    def __init__(self, generation: TorchGeneration, ready: Callable[[TorchGeneration], None]) -> None:
+        self._generation, self._ready = generation, ready
+        self._done, self._lock = False, threading.Lock()
+
+    def over(self) -> None:
+        with self._lock:
+            if self._done:
+                return
+            self._done = True
+        report = self._generation.report
+        report.ms["fetch"] = self._generation.elapsed_ms() - report.ms["queue"]
+        self._ready(self._generation)
