@@ -7,6 +7,7 @@ PrereadError
 ├── StorageUnavailable   the store refused, or failed; retryable
 │   └── StorageTimeout   it did not answer in time
 ├── ObjectMissing        no object of that name
+│   └── ObjectDamaged    there is one, but not what was stored
 ├── Overloaded           too much work waits already; retryable
 ├── ModelUnsupported     the model's state cannot be blended, or not be loaded
 └── Cancelled            the work was told to stop
@@ -67,6 +68,10 @@ class ObjectMissing(PrereadError):
     """No object of that name in the store."""
 
     code = "object_missing"
+
+
+class ObjectDamaged(ObjectMissing):
+    """What lies under that name is not what was stored there."""
 
 
 class ModelUnsupported(PrereadError):

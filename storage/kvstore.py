@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
+from storage.deadline import until
+from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
 from storage.format import decode, encode
 from storage.memory import MemoryTier
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
@@ -117,6 +118,8 @@ class KVStore:
         generation = self._memory.generation
         try:
             buffer = self._load(_name(key))
+        except ObjectDamaged:
+            return Miss.DAMAGED
         except ObjectMissing:
             return Miss.ABSENT
         except StorageTimeout:
@@ -174,17 +177,19 @@ class KVStore:
             if not self._readers.acquire(timeout=0 if number else max(0.0, end - time.monotonic())):
                 break
             # Daemons, not a pool: a pool is joined at exit, where a stalled store would hold the process.
-            threading.Thread(target=self._work, args=(batch, profile), name="kv-reader", daemon=True).start()
+            arguments = batch, profile, end
+            threading.Thread(target=self._work, args=arguments, name="kv-reader", daemon=True).start()
         return batch.collect(end)
 
-    def _work(self, batch: _Batch, profile: KVProfile) -> None:
+    def _work(self, batch: _Batch, profile: KVProfile, end: float) -> None:
         try:
-            while (key := batch.take()) is not None:
-                outcome: KVRecord | Miss = Miss.UNAVAILABLE
-                try:
-                    outcome = self._read(key, profile)
-                finally:
-                    batch.deposit(key, outcome)
+            with until(end):  # a reader that is left behind ends then as well
+                while (key := batch.take()) is not None:
+                    outcome: KVRecord | Miss = Miss.UNAVAILABLE
+                    try:
+                        outcome = self._read(key, profile)
+                    finally:
+                        batch.deposit(key, outcome)
         finally:
             self._readers.release()
 
