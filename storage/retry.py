@@ -60,7 +60,11 @@ class Retry:
                     raise
                 pause = random.uniform(0, min(CAP_S, BASE_S * 2 ** (attempt - 1)))
                 if attempt == self._attempts or time.monotonic() + pause >= end:
-                    self._fail(probe, isinstance(error, TimeoutError) and time.monotonic() - started < FAIR_S)
+                    late = time.monotonic() >= end
+                    hurried = (late or isinstance(error, TimeoutError)) and time.monotonic() - started < FAIR_S
+                    self._fail(probe, hurried)
+                    if late:  # whatever a library below has made of it
+                        raise DeadlinePassed("the deadline has passed") from error
                     raise
                 self._count("retries")
                 time.sleep(pause)

@@ -64,6 +64,7 @@ class S3Store:
         self._http = S3Http(connect_timeout_s, read_timeout_s)
         self._spare_readers = threading.BoundedSemaphore(MAX_READERS)
         config = Config(
+            signature_version="s3v4",  # for signed URLs boto3 would still choose version 2
             s3={"addressing_style": "path", "payload_signing_enabled": False},  # objects carry their digests
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
