@@ -119,6 +119,19 @@ def loads(
     run(model=model, tokens=tokens, rates_mb_s=rates_mb_s, out=out, workdir=workdir, device=device, dtype=dtype)
 
 
+@app.command()
+def s3(
+    sizes: Annotated[str, typer.Option(help="Sizes of the objects in MiB, separated by commas.")] = "1,4,16,64",
+    readers: Annotated[int, typer.Option(help="Objects read at once.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 7,
+    out: Out = None,
+) -> None:
+    """Reading from the S3 server of PREREAD_S3_*: the store beside a plain parallel download, plain and encrypted."""
+    from bench.s3 import run
+
+    run(sizes=[int(word) for word in _words(sizes)], readers=readers, rounds=rounds, out=out)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 

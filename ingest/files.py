@@ -11,6 +11,7 @@ from ingest.jobs import new_id
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Document, File, JobFile
 from storage.errors import NotFound, ObjectMissing
+from storage.quota import check_room
 from storage.types import ObjectStore
 
 SOURCE_PURPOSE = "source"  # of files that a sync or an archive brought: they go when no document needs them
@@ -18,7 +19,12 @@ SOURCE_PURPOSE = "source"  # of files that a sync or an archive brought: they go
 
 def raw_name(tenant_id: str, sha256: str) -> str:
     """The object's name. Tenants are kept apart, and their ids may hold any characters."""
-    return f"raw/{hashlib.sha256(tenant_id.encode()).hexdigest()[:32]}/{sha256}"
+    return f"raw/{owner_part(tenant_id)}/{sha256}"
+
+
+def owner_part(tenant_id: str) -> str:
+    """The part of the object's name that tells whose it is."""
+    return hashlib.sha256(tenant_id.encode()).hexdigest()[:32]
 
 
 def store_file(
@@ -32,10 +38,12 @@ def store_file(
     """Store an upload. The same name with the same bytes is the same file, so that a repeated upload
     changes nothing.
 
-    Raises StorageUnavailable."""
+    Raises StorageUnavailable, QuotaExceeded."""
     sha256 = hashlib.sha256(data).hexdigest()
     name = raw_name(tenant_id, sha256)
     if objects.size(name) != len(data):
+        with catalogue.read() as session:
+            check_room(session, tenant_id, len(data))
         objects.put(name, [data])
     with catalogue.write() as session:
         same = select(File).where(

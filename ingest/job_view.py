@@ -69,17 +69,18 @@ def errors_of(session: Session, job: Job, rows: Sequence[JobFile]) -> list[dict[
     if "error" in job.result:
         errors.insert(0, {"file_id": None, "filename": None, **job.result["error"]})
     failed = (
-        select(JobFile, func.count(ChunkRow.id))
+        select(JobFile, KVObject.status, func.count(ChunkRow.id))
         .join(ChunkRow, ChunkRow.document_id == JobFile.document_id)
         .join(KVObject, KVObject.key == ChunkRow.kv_key)
-        .where(JobFile.job_id == job.id, KVObject.status == "failed")
-        .group_by(JobFile.id)
+        .where(JobFile.job_id == job.id, KVObject.status.in_(("failed", "over_quota")))
+        .group_by(JobFile.id, KVObject.status)
     )
-    for row, count in session.execute(failed):
+    for row, status, count in session.execute(failed):
         if row.error_code is None:
-            errors.append(
-                _error(row, "kv_failed", f"{count} chunks have no stored KV; they are computed when asked")
-            )
+            full = status == "over_quota"
+            why = f"{count} chunks have no stored KV{', as the quota is used up' if full else ''}"
+            code = "insufficient_quota" if full else "kv_failed"
+            errors.append(_error(row, code, f"{why}; they are computed when asked"))
     return errors
 
 

@@ -90,12 +90,11 @@ class SourcePlanner:
             self._check(job)
             try:
                 data = source.read(path)
-            except FileError as error:
+                stored[path] = store_file(
+                    self.catalogue, self.objects, corpus.tenant_id, path, data, SOURCE_PURPOSE
+                )
+            except FileError as error:  # QuotaExceeded is one
                 refused[path] = error
-                continue
-            stored[path] = store_file(
-                self.catalogue, self.objects, corpus.tenant_id, path, data, SOURCE_PURPOSE
-            )
         return stored, refused
 
     def _check(self, job: Job) -> None:

@@ -46,7 +46,8 @@ def owe(
         owed.update(session.scalars(_insert_missing(session, rows)))
         query = select(KVObject).where(KVObject.key.in_(keys)).order_by(KVObject.key).with_for_update()
         for row in session.scalars(query.execution_options(populate_existing=True)):
-            if row.status in ("failed", "purge"):
+            if row.status in ("failed", "over_quota", "purge"):
+                row.tenant_id, row.sharing_group = tenant_id, sharing_group  # a collected orphan has none
                 row.status, row.job_id, row.attempt = "pending", job_id, 0
                 row.lease_owner = row.lease_expires = row.finished_at = None
                 owed.add(row.key)

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from storage.catalogue.lease import lease_token, rotate
 from storage.catalogue.schema import ChunkRow, Corpus, Job, JobFile, KVObject
 from storage.conditioning import Reading, readings
+from storage.quota import is_full
 
 MAX_ATTEMPTS = 3
 MAX_ROWS = 256  # of one batch
@@ -64,9 +65,8 @@ def claim(
 ) -> Batch | None:
     """Lease rows of the tenant whose turn it is, oldest first, up to `batch_tokens` but at least one."""
     now = time.time()
-    tenant = rotate(
-        session.scalars(select(KVObject.tenant_id).where(*_due(now)).distinct()).all(), last_tenant
-    )
+    tenants = session.scalars(select(KVObject.tenant_id).where(*_due(now)).distinct()).all()
+    tenant = rotate([tenant for tenant in tenants if not _set_aside(session, tenant, now)], last_tenant)
     if tenant is None:
         return None
     query = select(KVObject).where(*_due(now), KVObject.tenant_id == tenant)
@@ -97,6 +97,22 @@ def claim(
         total += cost
         read = whole
     return Batch(token, tenant, tuple(taken))
+
+
+def _set_aside(session: Session, tenant_id: str, now: float) -> bool:
+    """End what is due for a tenant that may store nothing more; whether that is so. Its chunks are computed when asked."""
+    if not is_full(session, tenant_id):
+        return False
+    session.execute(update(KVObject).where(*_due(now), KVObject.tenant_id == tenant_id).values(status="over_quota"))
+    return True
+
+
+def _take_back(session: Session) -> None:
+    """Owe again what was set aside for tenants that have room by now."""
+    aside = KVObject.status == "over_quota"
+    for tenant_id in session.scalars(select(KVObject.tenant_id).where(aside).distinct()).all():
+        if not is_full(session, tenant_id):
+            session.execute(update(KVObject).where(aside, KVObject.tenant_id == tenant_id).values(status="pending"))
 
 
 @dataclass(frozen=True)
@@ -229,7 +245,10 @@ def _locked(session: Session, keys: Iterable[str]) -> dict[str, KVObject]:
 
 
 def reap(session: Session, max_attempts: int = MAX_ATTEMPTS) -> int:
-    """Return what dead workers held; a row that has killed too many of them has failed. How many rows."""
+    """Return what dead workers held; a row that has killed too many of them has failed. How many rows.
+
+    And owe again what waited for its tenant to have room."""
+    _take_back(session)
     expired = KVObject.status == "leased", KVObject.lease_expires < time.time()
     rows = session.scalars(select(KVObject).where(*expired).with_for_update(skip_locked=True)).all()
     for row in rows:

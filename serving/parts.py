@@ -84,13 +84,28 @@ class Wiring:
     @cached_property
     def objects(self) -> ObjectStore:
         s = self.settings
-        return open_store(
+        store = open_store(
             s.objects,
             s3_endpoint=s.s3_endpoint or None,
             s3_access_key=s.s3_access_key or None,
             s3_secret_key=s.s3_secret_key or None,
             s3_region=s.s3_region,
         )
+        return self._sealed(store) if s.encryption_keys else store
+
+    def _sealed(self, store: ObjectStore) -> ObjectStore:
+        from storage.sealed import SealedStore
+
+        words = [word.strip() for word in self.settings.encryption_keys.split(",")]
+        return SealedStore(store, [self.secret if w == "master" else w.encode() for w in words], self._owner)
+
+    def _owner(self, name: str) -> str:
+        """Whose an object is: a file's tenant, which its name tells, or a chunk's sharing group, which its row tells."""
+        room, _, rest = name.partition("/")
+        if room != "kv":
+            return rest.partition("/")[0]
+        with self.catalogue.read() as session:
+            return session.scalar(select(KVObject.sharing_group).where(KVObject.key == rest.rpartition("/")[2])) or ""
 
     @cached_property
     def kv_store(self) -> KVStore:
@@ -287,10 +302,12 @@ class Wiring:
 
     @cached_property
     def ticker(self) -> Ticker:
+        from ingest.garbage import Collector
         from ingest.ticker import Ticker
         from precompute import rows
 
-        return Ticker(self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work)
+        collector = Collector(self.catalogue, lambda: self.objects)
+        return Ticker(self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick)
 
     @cached_property
     def kv_queue(self) -> KVQueue:
@@ -323,6 +340,8 @@ class Wiring:
             status = session.scalar(select(KVObject.status).where(KVObject.key == key))
         if status in ("pending", "leased"):
             return "pending"
+        if status == "over_quota":
+            return status
         if status == "done":
             self.repair(key)
         return str(miss)

@@ -28,6 +28,7 @@ class Settings:
     s3_access_key: str = ""
     s3_secret_key: str = ""
     s3_region: str = "us-east-1"
+    encryption_keys: str = ""  # secrets, newest first, or "master": objects are encrypted here (docs/encryption.md)
     broker_url: str = ""  # redis://…; empty: the local broker that `preread up` starts
     secret: str = ""  # master secret for API keys and KV keys; empty: generated once in the data folder
     # The reader model and the embedder: a folder, or "embedded".
@@ -89,6 +90,9 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: object)
 def _checked(settings: Settings) -> Settings:
     if not 0 <= settings.canary_share <= 1:
         raise UserError(f"{PREFIX}CANARY_SHARE is a share of the answers, from 0 to 1, not {settings.canary_share}")
+    words = [word.strip() for word in settings.encryption_keys.split(",")]
+    if settings.encryption_keys and any(word != "master" and len(word.encode()) < 32 for word in words):
+        raise UserError(f"{PREFIX}ENCRYPTION_KEYS: each is `master` or a secret of 32 characters or more, split by commas")
     return settings
 
 

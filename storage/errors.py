@@ -4,9 +4,11 @@ PrereadError
 ├── UserError            the caller's mistake: one clear line that says what to do
 │   ├── NotFound         unknown, or not the caller's to see: the two look alike
 │   └── FileError        one file could not be read; `code` is from the closed list of job error codes
+│       └── QuotaExceeded  the tenant has no room left for it
 ├── StorageUnavailable   the store refused, or failed; retryable
 │   └── StorageTimeout   it did not answer in time
 ├── ObjectMissing        no object of that name
+│   └── ObjectDamaged    there is one, but not what was stored
 ├── Overloaded           too much work waits already; retryable
 ├── ModelUnsupported     the model's state cannot be blended, or not be loaded
 └── Cancelled            the work was told to stop
@@ -16,7 +18,8 @@ from __future__ import annotations
 
 FILE_ERROR_CODES = frozenset(
     "unsupported_file invalid_file empty_file no_text_extracted password_required ocr_required too_large archive_limit "
-    "encoding_unknown parser_timeout parser_crash embedding_failed kv_failed storage_error cancelled worker_lost".split()
+    "encoding_unknown parser_timeout parser_crash embedding_failed kv_failed storage_error cancelled worker_lost "
+    "insufficient_quota".split()
 )
 
 
@@ -52,6 +55,12 @@ class FileError(UserError):
     code = "invalid_file"
 
 
+class QuotaExceeded(FileError):
+    """The tenant's stored bytes have reached its limit; the message names both."""
+
+    code = "insufficient_quota"
+
+
 class StorageUnavailable(PrereadError):
     """The object store refused, failed, or (see StorageTimeout) did not answer."""
 
@@ -67,6 +76,10 @@ class ObjectMissing(PrereadError):
     """No object of that name in the store."""
 
     code = "object_missing"
+
+
+class ObjectDamaged(ObjectMissing):
+    """What lies under that name is not what was stored there."""
 
 
 class ModelUnsupported(PrereadError):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from storage.errors import ObjectMissing, StorageUnavailable
 from storage.names import check_name, check_prefix, is_name
+from storage.types import ObjectInfo
 
 STALE_SECONDS = 3600.0  # a writer that has not touched its file for an hour is dead
 _TEMP = ".writing"
@@ -82,6 +83,26 @@ class FolderStore:
             _sync_folder(path.parent)
         return True
 
+    def delete_many(self, names: Sequence[str]) -> dict[str, str]:
+        """See ObjectStore."""
+        left: dict[str, str] = {}
+        for name in names:
+            try:
+                self.delete(name)
+            except StorageUnavailable as error:
+                left[name] = str(error)
+        return left
+
+    def entries(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ObjectStore. In no particular order."""
+        for name in self.list(prefix):
+            with _mapped("list", name):
+                try:
+                    found = os.stat(self._path(name))
+                except _ABSENT:
+                    continue  # deleted since it was listed
+            yield ObjectInfo(name, found.st_size, found.st_mtime)
+
     def list(self, prefix: str) -> Iterator[str]:
         """See ObjectStore. In no particular order."""
         start = self._root / check_prefix(prefix).rpartition("/")[0]
@@ -105,6 +126,10 @@ class FolderStore:
                         os.unlink(entry.path)
                         removed += 1
         return removed
+
+    def counters(self) -> dict[str, int]:
+        """See ObjectStore: a folder counts nothing."""
+        return {}
 
     def _path(self, name: str) -> Path:
         folder, _, leaf = check_name(name).rpartition("/")

@@ -1,47 +1,44 @@
-"""Objects in an S3 bucket. The only file that knows boto3."""
+"""Objects in an S3 bucket. Reading is plain HTTP (`s3_http.py`), all else goes through boto3."""
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
-from urllib3.exceptions import HTTPError
+from botocore.exceptions import ClientError
 
-from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
+from storage.breaker import Breaker
+from storage.errors import ObjectMissing
 from storage.names import check_name, check_prefix, is_name
+from storage.retry import Retry
+from storage.s3_errors import MISSING_CODES, code_of, is_trouble, mapped
+from storage.s3_http import Got, Misanswered, Refused, S3Http
+from storage.s3_upload import MULTIPART_FROM, Body, abort_stale, upload_parts
+from storage.spread import spread
+from storage.types import ObjectInfo
 
 if TYPE_CHECKING:
-    from botocore.response import StreamingBody
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.literals import BucketLocationConstraintType
     from mypy_boto3_s3.type_defs import CreateBucketConfigurationTypeDef
 
-_PIECE = 1 << 20  # the stream copies what it reads once; a piece this large stays in the processor's cache
-
-# Foreign error -> ours; the first row that fits. Messages carry the class or the server's code, no more.
-_ERRORS: tuple[tuple[type[Exception], type[StorageUnavailable]], ...] = (
-    (ReadTimeoutError, StorageTimeout),
-    (ConnectTimeoutError, StorageTimeout),
-    (TimeoutError, StorageTimeout),
-    (ClientError, StorageUnavailable),
-    (BotoCoreError, StorageUnavailable),
-    (HTTPError, StorageUnavailable),
-    (OSError, StorageUnavailable),
-)
-_FOREIGN = tuple(row[0] for row in _ERRORS)
-_MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound"})  # a HEAD has no body, so no name for its 404
-_RANGE_CODES = frozenset({"InvalidRange", "416"})
+STALE_SECONDS = 24 * 3600.0  # an upload that was begun a day ago has no writer any more
+DELETES = 1000  # names to a request, as S3 allows
+RANGE = 16 << 20  # larger reads are split
+READERS = 4  # threads for one split read, the caller's among them
+MAX_READERS = 16  # more threads than callers, all split reads together
+_SIGNED_S = 3600  # each URL is signed for one attempt; this much may our clock be late
 
 
 class S3Store:
     """An ObjectStore in one bucket, all names below `prefix`. Safe to share between threads.
 
-    Refused or unanswered requests are tried `attempts` times in all, with growing random pauses. Without
-    keys, the environment's own credentials are used.
+    Requests that meet the server's trouble are tried `attempts` times in all, within `deadline_s`; after several
+    requests in vain the server is left alone for some seconds (`storage/breaker.py`). Without keys, the environment's
+    own credentials are used. `encryption`: what the server is asked to encrypt with, "AES256" or "aws:kms".
     """
 
     def __init__(
@@ -53,18 +50,25 @@ class S3Store:
         access_key: str | None = None,
         secret_key: str | None = None,
         region: str = "us-east-1",
+        encryption: str | None = None,
         attempts: int = 4,
         connect_timeout_s: float = 3.0,
         read_timeout_s: float = 10.0,
+        deadline_s: float = 60.0,
     ) -> None:
         self._bucket = bucket
         self._prefix = f"{check_name(prefix)}/" if prefix else ""
         self._region = region
+        self._options = {"ServerSideEncryption": encryption} if encryption else {}
+        self._retry = Retry(is_trouble, Breaker(), attempts=attempts, deadline_s=deadline_s)
+        self._http = S3Http(connect_timeout_s, read_timeout_s)
+        self._spare_readers = threading.BoundedSemaphore(MAX_READERS)
         config = Config(
+            signature_version="s3v4",  # for signed URLs boto3 would still choose version 2
             s3={"addressing_style": "path", "payload_signing_enabled": False},  # objects carry their digests
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            retries={"mode": "standard", "total_max_attempts": attempts},
+            retries={"mode": "standard", "total_max_attempts": 1},  # `Retry` does it
             connect_timeout=connect_timeout_s,
             read_timeout=read_timeout_s,
             max_pool_connections=32,
@@ -80,11 +84,11 @@ class S3Store:
 
     def ensure_bucket(self) -> None:
         """Creates the bucket where there is none. Raises StorageUnavailable."""
-        with self._mapped("open", self._bucket):
+        with mapped("open", self._bucket):
             try:
-                self._client.head_bucket(Bucket=self._bucket)
+                self._retry.run(lambda end: self._client.head_bucket(Bucket=self._bucket))
             except ClientError as error:
-                if _code(error) not in _MISSING_CODES:
+                if code_of(error) not in MISSING_CODES:
                     raise
                 self._create_bucket()
 
@@ -97,95 +101,121 @@ class S3Store:
                 configuration: CreateBucketConfigurationTypeDef = {"LocationConstraint": place}
                 self._client.create_bucket(Bucket=self._bucket, CreateBucketConfiguration=configuration)
         except ClientError as error:
-            if _code(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
+            if code_of(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
                 raise
             self._client.head_bucket(Bucket=self._bucket)  # another process was faster, or it is not ours
 
+    # --- writing -----------------------------------------------------------------------------------------
+
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
-        """See ObjectStore. One request, so at most 5 GB; the parts are joined in memory."""
-        body = b"".join(parts)
-        with self._mapped("put", name):
-            self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=body)
-        return len(body)
+        """See ObjectStore. From 32 MiB on a multipart upload, so at most 156 GiB."""
+        key, size = self._key(name), sum(map(len, parts))
+        with mapped("put", name):
+            if size >= MULTIPART_FROM:
+                upload_parts(self._client, self._retry, self._bucket, key, parts, self._options)
+            else:
+                self._retry.run(
+                    lambda end: self._client.put_object(
+                        Bucket=self._bucket, Key=key, Body=Body(parts, end).as_file(), **cast("Any", self._options)
+                    )
+                )
+        return size
+
+    def delete(self, name: str) -> bool:
+        """See ObjectStore. Two requests: S3 itself does not say whether there was anything to delete."""
+        existed = self.size(name) is not None
+        if existed:
+            with mapped("delete", name):
+                self._retry.run(lambda end: self._client.delete_object(Bucket=self._bucket, Key=self._key(name)))
+        return existed
+
+    def delete_many(self, names: Sequence[str]) -> dict[str, str]:
+        """See ObjectStore. A thousand to a request."""
+        left: dict[str, str] = {}
+        for some in (names[i : i + DELETES] for i in range(0, len(names), DELETES)):
+            keys = [{"Key": self._key(name)} for name in some]
+            with mapped("delete", f"{len(some)} objects"):
+                reply = self._retry.run(
+                    lambda end: self._client.delete_objects(
+                        Bucket=self._bucket,
+                        Delete=cast("Any", {"Objects": keys, "Quiet": True}),  # noqa: B023
+                    )
+                )
+            for error in reply.get("Errors", ()):
+                if error.get("Code") not in MISSING_CODES:
+                    left[error.get("Key", "").removeprefix(self._prefix)] = error.get("Code", "unknown")
+        return left
+
+    def sweep(self, older_than_s: float = STALE_SECONDS) -> int:
+        """See ObjectStore: aborts the multipart uploads of writers that died."""
+        with mapped("sweep", self._bucket):
+            return abort_stale(self._client, self._retry, self._bucket, self._prefix, older_than_s)
+
+    # --- reading -----------------------------------------------------------------------------------------
 
     def size(self, name: str) -> int | None:
         """See ObjectStore."""
-        with self._mapped("size", name):
+        key = self._key(name)
+        with mapped("size", name):
             try:
-                return self._client.head_object(Bucket=self._bucket, Key=self._key(name))["ContentLength"]
-            except ClientError as error:
-                if _code(error) in _MISSING_CODES:
+                return self._retry.run(lambda end: self._http.size(self._sign("head_object", key), end))
+            except Refused as error:
+                if error.code in MISSING_CODES:
                     return None
                 raise
 
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
-        """See ObjectStore."""
+        """See ObjectStore. Straight into `buffer`; a large one by several requests at once."""
         if not len(buffer):
             return self._read_nothing(name)
-        wanted = f"bytes={offset}-{offset + len(buffer) - 1}"
-        with self._mapped("read", name):
-            try:
-                reply = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=wanted)
-            except ClientError as error:
-                if _code(error) in _RANGE_CODES:
-                    return 0  # the object ends before `offset`
-                raise
-            with contextlib.closing(reply["Body"]) as body:
-                if offset and not reply.get("ContentRange", "").startswith(f"bytes {offset}-"):
-                    raise StorageUnavailable(f"object store: read {name}: the server ignored the range")
-                return _drain(body, buffer)
+        key = self._key(name)
+        pieces = [(offset + at, buffer[at : at + RANGE]) for at in range(0, len(buffer), RANGE)]
+        with mapped("read", name):
+            if len(pieces) == 1:
+                return self._get(key, offset, buffer).count
+            got = spread(lambda piece: self._get(key, *piece), pieces, self._spare_readers, READERS)
+            if len({each.etag for each in got if each.count}) > 1:
+                raise Misanswered("the object changed while it was read")
+            return sum(each.count for each in got)
+
+    def _get(self, key: str, offset: int, buffer: memoryview) -> Got:
+        # Signed for every attempt: a clock that was wrong, or a key that was changed, is right the next time.
+        return self._retry.run(lambda end: self._http.get(self._sign("get_object", key), buffer, offset, end))
+
+    def _sign(self, method: Literal["get_object", "head_object"], key: str) -> str:
+        place = {"Bucket": self._bucket, "Key": key}
+        return self._client.generate_presigned_url(method, Params=place, ExpiresIn=_SIGNED_S)
 
     def _read_nothing(self, name: str) -> int:
         if self.size(name) is None:
             raise ObjectMissing(f"no object {name}")
         return 0
 
-    def delete(self, name: str) -> bool:
-        """See ObjectStore. Two requests: S3 itself does not say whether there was anything to delete."""
-        existed = self.size(name) is not None
-        if existed:
-            with self._mapped("delete", name):
-                self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
-        return existed
-
     def list(self, prefix: str) -> Iterator[str]:
         """See ObjectStore. In the order of their names, a thousand to a request."""
-        pages = self._client.get_paginator("list_objects_v2")
-        start = self._prefix + check_prefix(prefix)
-        with self._mapped("list", prefix):
-            for page in pages.paginate(Bucket=self._bucket, Prefix=start):
-                names = (row["Key"].removeprefix(self._prefix) for row in page.get("Contents", ()))
-                yield from filter(is_name, names)
+        return (info.name for info in self.entries(prefix))
+
+    def entries(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ObjectStore. In the order of their names, a thousand to a request."""
+        more: dict[str, Any] = {"Prefix": self._prefix + check_prefix(prefix)}
+        while True:
+            with mapped("list", prefix):
+                page = self._retry.run(lambda end: self._client.list_objects_v2(Bucket=self._bucket, **more))
+            for row in page.get("Contents", ()):
+                if is_name(name := row["Key"].removeprefix(self._prefix)):
+                    yield ObjectInfo(name, row["Size"], row["LastModified"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            more["ContinuationToken"] = page["NextContinuationToken"]
+
+    def counters(self) -> dict[str, int]:
+        """requests, retries, failures, and the breaker's: breaker_open, breaker_opened, breaker_refused."""
+        return self._retry.counters()
 
     def close(self) -> None:
         """Closes the pooled connections."""
+        self._http.close()
         self._client.close()
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)
-
-    @contextlib.contextmanager
-    def _mapped(self, action: str, name: str) -> Iterator[None]:
-        try:
-            yield
-        except _FOREIGN as error:
-            code = _code(error)
-            if code in _MISSING_CODES and action == "read":
-                raise ObjectMissing(f"no object {name}") from None
-            ours = next(ours for foreign, ours in _ERRORS if isinstance(error, foreign))
-            # `from None`: a server's or a library's message may quote the request, headers and all.
-            raise ours(f"object store: {action} {name}: {code or type(error).__name__}") from None
-
-
-def _drain(body: StreamingBody, buffer: memoryview) -> int:
-    done = 0
-    while done < len(buffer):
-        count = body.readinto(buffer[done : done + _PIECE])  # type: ignore[arg-type]  # any buffer will do
-        if not count:
-            break
-        done += count
-    return done
-
-
-def _code(error: Exception) -> str | None:
-    return str(error.response.get("Error", {}).get("Code")) if isinstance(error, ClientError) else None

@@ -147,6 +147,15 @@ class Miss(enum.StrEnum):
     TIMEOUT = "timeout"
 
 
+@dataclass(frozen=True)
+class ObjectInfo:
+    """An object as it lies in a store: its size there in bytes, and when it was written (seconds since the epoch)."""
+
+    name: str
+    size: int
+    modified: float
+
+
 @runtime_checkable
 class ObjectStore(Protocol):
     """Immutable blobs by name. Names are `/`-separated hex or ASCII words, each segment under 200 bytes."""
@@ -170,8 +179,25 @@ class ObjectStore(Protocol):
         """True if it existed. Raises StorageUnavailable."""
         ...
 
+    def delete_many(self, names: Sequence[str]) -> dict[str, str]:
+        """Delete those that exist; by name, why the others are still there. Raises StorageUnavailable, where some
+        may be deleted."""
+        ...
+
     def list(self, prefix: str) -> Iterator[str]:
         """Names under `prefix`, any number of them. Raises StorageUnavailable."""
+        ...
+
+    def entries(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Like `list`, with each object's size and age."""
+        ...
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove what writers that died left half written, if it is older; how many. Raises StorageUnavailable."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """What the store counts of itself, such as retries; empty if nothing."""
         ...
 
 

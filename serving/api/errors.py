@@ -18,6 +18,7 @@ from storage.errors import (
     NotFound,
     Overloaded,
     PrereadError,
+    QuotaExceeded,
     StorageUnavailable,
     UserError,
 )
@@ -29,6 +30,8 @@ TABLE: tuple[tuple[type[PrereadError], int, str, dict[str, str]], ...] = (
     (Unauthorized, 401, "authentication_error", {"www-authenticate": "Bearer"}),
     (Forbidden, 403, "permission_error", {}),
     (NotFound, 404, "invalid_request_error", {}),
+    # OpenAI's own answer to this; a client must not try again by itself.
+    (QuotaExceeded, 429, "insufficient_quota", {"x-should-retry": "false"}),
     (FileError, 400, "invalid_request_error", {}),
     (UserError, 400, "invalid_request_error", {}),
     (Overloaded, 429, "rate_limit_error", {"retry-after": "2"}),

@@ -25,6 +25,7 @@ class Tenant(Base):
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     name: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float]
+    quota_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of stored KV and files together; None: no limit
 
 
 class ApiKey(Base):
@@ -126,7 +127,7 @@ class KVObject(Base):
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     sharing_group: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str | None] = mapped_column(String(64), index=True)  # the job that first asked for it
-    status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | failed | purge
+    status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | failed | over_quota | purge
     tokens: Mapped[int]
     bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     attempt: Mapped[int] = mapped_column(default=0)

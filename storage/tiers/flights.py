@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from storage.deadline import until
 from storage.types import KVProfile, KVRecord, Miss
 
 log = logging.getLogger(__name__)
@@ -25,10 +27,11 @@ class Found(NamedTuple):
 
 
 class _Flight:
-    """A read under way; `found` is None until it ends."""
+    """A read under way; `found` is None until it ends. After `end` of the monotonic clock its store is not waited for."""
 
-    def __init__(self, counted: bool) -> None:
+    def __init__(self, counted: bool, end: float = math.inf) -> None:
         self.counted = counted  # among those of which there are MAX_READERS at most
+        self.end = end
         self.found: Found | None = None
 
 
@@ -50,34 +53,39 @@ class Flights:
             else:
                 while joined.found is None:
                     self._changed.wait()
-                return joined.found
+                if joined.found.outcome is not Miss.TIMEOUT:
+                    return joined.found
+                flight = _Flight(counted=False)  # that was the first caller's time-out, not this one's
         return self._fly(flight, key, profile)
 
     def many(
         self, keys: Sequence[str], profile: KVProfile, end: float, landed: Landed = lambda *_: None
     ) -> dict[str, Found]:
         """What has come by `end` of the monotonic clock; `landed` is told of each at once, and must not wait. After that
-        nothing more is begun for this caller; what is under way goes on, for those who still wait and for the memory."""
+        nothing more is begun for this caller, and reads that it began end; those of others go on."""
         todo, joined, found = deque(keys), dict[str, _Flight](), dict[str, Found]()
         own: set[str] = set()
         with self._changed:
             while True:
-                for key, outcome in [(key, each.found) for key, each in joined.items() if each.found]:
-                    found[key] = outcome
-                    landed(key, outcome)
+                for key, flight, outcome in [(key, each, each.found) for key, each in joined.items() if each.found]:
                     del joined[key]
                     own.discard(key)
+                    if outcome.outcome is Miss.TIMEOUT and flight.end < end:
+                        todo.append(key)  # its first caller's time was up, not this one's
+                        continue
+                    found[key] = outcome
+                    landed(key, outcome)
                 for _ in range(len(todo)):
                     key = todo.popleft()
-                    flight = self._open.get((key, profile))
-                    if flight is None and len(own) < READERS_PER_CALL:
-                        flight = self._begin(key, profile)
+                    begun = self._open.get((key, profile))
+                    if begun is None and len(own) < READERS_PER_CALL:
+                        begun = self._begin(key, profile, end)
                         own.add(key)
-                    if flight is None:
+                    if begun is None:
                         own.discard(key)
                         todo.append(key)
                     else:
-                        joined[key] = flight
+                        joined[key] = begun
                 left = end - time.monotonic()
                 if not (todo or joined) or left <= 0:
                     return found
@@ -89,14 +97,14 @@ class Flights:
             for each in [each for each in self._open if each[0] in keys]:
                 del self._open[each]
 
-    def _begin(self, key: str, profile: KVProfile) -> _Flight | None:
+    def _begin(self, key: str, profile: KVProfile, end: float) -> _Flight | None:
         """Read it in a thread of its own, unless too many wait for a slow store already. Called with the lock."""
         counted = not self._is_near(key)
         if counted and self._readers >= MAX_READERS:
             return None
-        flight = _Flight(counted)
+        flight = _Flight(counted, end)
         # A daemon, not a pool's: a pool is joined at exit, where a stalled store would hold the process.
-        thread = threading.Thread(target=self._fly, args=(flight, key, profile), name="kv-reader", daemon=True)
+        thread = threading.Thread(target=self._fly_bounded, args=(flight, key, profile), name="kv-reader", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no more threads are to be had
@@ -104,6 +112,10 @@ class Flights:
         self._open[key, profile] = flight
         self._readers += counted
         return flight
+
+    def _fly_bounded(self, flight: _Flight, key: str, profile: KVProfile) -> None:
+        with until(flight.end):  # so that a thread which is left behind ends as well
+            self._fly(flight, key, profile)
 
     def _fly(self, flight: _Flight, key: str, profile: KVProfile) -> Found:
         found = Found(Miss.UNAVAILABLE)  # where the read raises

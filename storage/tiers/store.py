@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
+from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
 from storage.types import KVProfile, Miss, ObjectStore
 
@@ -58,6 +58,8 @@ class StoreTier:
             if size is None:
                 return Miss.ABSENT
             return read_record(size, lambda view: self._objects.read_into(name, view), self.counts, key, profile)
+        except ObjectDamaged:
+            return Miss.DAMAGED
         except ObjectMissing:
             return Miss.ABSENT
         except StorageTimeout:

@@ -75,7 +75,7 @@ def test_workers_share_a_job_and_each_file_is_done_once(works: list[Work]) -> No
 
     together(works, compute)
     compute(work)  # what another had locked when one looked
-    Ticker(work.catalogue, work.rung.append, work.delete_kv, rows.reap, rows.has_work).tick()
+    Ticker(work.catalogue, work.rung.append, work.delete_kv, rows.reap, rows.has_work, lambda: None).tick()
     shown = work.view(job)
     assert (shown["status"], shown["progress"]["chunks_computed"]) == ("completed", 26)
     assert shown["progress"]["kv_bytes_written"] == 260

@@ -20,7 +20,7 @@ from storage.catalogue.schema import JobFile, KVObject
 
 @pytest.fixture
 def ticker(work: Work) -> Ticker:
-    return Ticker(work.catalogue, work.rung.append, work.delete_kv, rows.reap, rows.has_work)
+    return Ticker(work.catalogue, work.rung.append, work.delete_kv, rows.reap, rows.has_work, lambda: None)
 
 
 def test_it_rings_for_what_waits_and_is_silent_otherwise(work: Work, ticker: Ticker) -> None:

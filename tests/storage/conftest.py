@@ -11,6 +11,7 @@ import pytest
 
 from storage.folder import FolderStore
 from storage.s3 import S3Store
+from storage.sealed import SealedStore
 from storage.types import ObjectStore
 
 
@@ -32,9 +33,10 @@ def s3_store(s3_root: S3Store) -> S3Store:
     return store
 
 
-@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.services)])
+@pytest.fixture(params=["folder", "sealed", pytest.param("s3", marks=pytest.mark.services)])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """An empty object store of each kind."""
     if request.param == "s3":
         return request.getfixturevalue("s3_store")
-    return FolderStore(tmp_path / "objects")
+    folder = FolderStore(tmp_path / "objects")
+    return SealedStore(folder, [b"k" * 32], owner=lambda name: "t1") if request.param == "sealed" else folder

@@ -5,24 +5,34 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import ssl
 import struct
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CODES = {403: "AccessDenied", 404: "NoSuchKey", 500: "InternalError", 503: "SlowDown"}
 
 
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 64
+
+
 class RudeServer:
     """`plan` is consumed one behaviour per request; once empty, requests are answered well.
 
-    Behaviours: a status code, "reset", "stall", "reset-body", "stall-body", "short-body", "no-range".
+    Behaviours: a status code, "reset", "stall", "reset-body", "stall-body", "short-body", "no-range", "drip-body" and
+    "drip-head" (a byte every 20 ms), "error-200" (an error's text as a success), "other-range", "other-etag", "skewed"
+    (403 for a wrong clock), "close" (a good answer, then the connection is closed without a word). Bytes are what to
+    answer to any method, with status 200.
     `always` comes after the plan, instead of good answers.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, tls: ssl.SSLContext | None = None) -> None:
         self.data = data
-        self.plan: list[int | str] = []
-        self.always: int | str | None = None
+        self.plan: list[int | str | bytes | None] = []
+        self.always: int | str | bytes | None = None
+        self.clock_ahead_s = 0.0
         self.requests: list[str] = []
         self.stop = threading.Event()
         server = self
@@ -30,14 +40,17 @@ class RudeServer:
         class Handler(_Handler):
             rude = server
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = _Http(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
+        self._scheme = "http" if tls is None else "https"
         self._http.daemon_threads = True
         self._http.block_on_close = False
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_port}"
+        return f"{self._scheme}://127.0.0.1:{self._http.server_port}"
 
     def __enter__(self) -> RudeServer:
         self._thread.start()
@@ -61,14 +74,26 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):
             self._behave(behaviour)
 
-    do_HEAD = do_PUT = do_DELETE = do_GET
+    do_HEAD = do_PUT = do_DELETE = do_POST = do_GET
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string((timestamp or time.time()) + self.rude.clock_ahead_s)
 
     def log_message(self, *_: object) -> None:
         pass
 
-    def _behave(self, behaviour: int | str | None) -> None:
+    def _behave(self, behaviour: int | str | bytes | None) -> None:
         if isinstance(behaviour, int):
             self._refuse(behaviour)
+        elif isinstance(behaviour, bytes):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(behaviour)))
+            self.end_headers()
+            self.wfile.write(behaviour)
+        elif behaviour == "skewed":
+            self._refuse(403, "RequestTimeTooSkewed")
+        elif behaviour == "drip-head":
+            self._drip(b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 1000)
         elif behaviour == "reset":
             self._reset()
         elif behaviour == "stall":
@@ -77,15 +102,22 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(behaviour)
 
-    def _refuse(self, status: int) -> None:
+    def _refuse(self, status: int, code: str = "") -> None:
         # Servers do quote the request, and so the key id, in what they send back.
-        text = f"<Error><Code>{CODES[status]}</Code><Message>key AKIA-test-id sent hush</Message></Error>"
+        text = f"<Error><Code>{code or CODES[status]}</Code><Message>key AKIA-test-id sent hush</Message></Error>"
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", "0" if self.command == "HEAD" else str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _drip(self, data: bytes) -> None:
+        for byte in data:
+            self.wfile.write(bytes([byte]))
+            if self.rude.stop.wait(0.02):
+                break
+        self.close_connection = True
 
     def _reset(self) -> None:
         linger = struct.pack("ii", 1, 0)  # closing sends RST
@@ -94,19 +126,28 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, behaviour: str | None) -> None:
         data, start = self.rude.data, 0
+        if behaviour == "error-200":
+            self._answer_error()
+            return
         ranged = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if ranged and behaviour != "no-range":
             start = int(ranged[1])
             data = data[start : int(ranged[2]) + 1]
         self.send_response(206 if ranged and behaviour != "no-range" else 200)
         if ranged and behaviour != "no-range":
-            self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{len(self.rude.data)}")
+            first = start + (behaviour == "other-range")
+            self.send_header("Content-Range", f"bytes {first}-{first + len(data) - 1}/{len(self.rude.data)}")
+        self.send_header("ETag", '"another"' if behaviour == "other-etag" else '"one"')
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command == "HEAD":
             return
-        if behaviour in (None, "no-range"):
+        if behaviour == "drip-body":
+            self._drip(data)
+            return
+        if behaviour in (None, "no-range", "other-range", "other-etag", "close"):
             self.wfile.write(data)
+            self.close_connection = behaviour == "close"
             return
         self.wfile.write(data[: len(data) // 2])
         self.wfile.flush()
@@ -115,3 +156,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif behaviour == "reset-body":
             self._reset()
         self.close_connection = True
+
+    def _answer_error(self) -> None:
+        body = b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

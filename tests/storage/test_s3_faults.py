@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
@@ -10,10 +11,13 @@ from kv_samples import record, same
 from rude_server import RudeServer
 from urllib3.exceptions import ProtocolError
 
+from storage.breaker import Breaker
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
 from storage.format import encode
 from storage.kvstore import KVStore
+from storage.retry import Retry
 from storage.s3 import S3Store
+from storage.s3_errors import is_trouble
 from storage.types import Miss
 
 RECORD = record(tokens=50)
@@ -36,20 +40,21 @@ def server(running_server):
 @pytest.fixture(scope="module")
 def connect(running_server):
     """Makes stores that talk to the rude server; each kind once, as making one takes boto3 half a second."""
-    made: dict[tuple[int, float], S3Store] = {}
+    made: dict[float, S3Store] = {}
 
-    def make(attempts: int = 1, read_timeout_s: float = 0.3) -> S3Store:
-        kind = attempts, read_timeout_s
-        made[kind] = made.get(kind) or S3Store(
+    def make(attempts: int = 1, read_timeout_s: float = 0.3, deadline_s: float = 60) -> S3Store:
+        kind = read_timeout_s
+        store = made[kind] = made.get(kind) or S3Store(
             "bucket",
             endpoint=running_server.endpoint,
             access_key="AKIA-test-id",
             secret_key=SECRET_KEY,
-            attempts=attempts,
             connect_timeout_s=0.3,
             read_timeout_s=read_timeout_s,
         )
-        return made[kind]
+        fresh = copy.copy(store)  # with a breaker that knows of no failures
+        fresh._retry = Retry(is_trouble, Breaker(), attempts=attempts, deadline_s=deadline_s)
+        return fresh
 
     yield make
     for store in made.values():
@@ -60,7 +65,7 @@ def connect(running_server):
 def pauses(monkeypatch):
     """The pauses between attempts, noted instead of waited for."""
     noted: list[float] = []
-    monkeypatch.setattr("botocore.endpoint.time.sleep", noted.append)
+    monkeypatch.setattr("storage.retry.time.sleep", noted.append)
     return noted
 
 
@@ -95,8 +100,9 @@ def test_a_fault_before_the_object_is_a_miss_with_its_reason(server, connect, fa
 @pytest.mark.parametrize(("fault", "miss"), FAULTS + BODY_FAULTS)
 def test_a_fault_between_size_and_bytes_is_a_miss_with_its_reason(server, connect, fault, miss):
     store = KVStore(connect())
-    server.plan = [None, fault]
+    server.plan, server.always = [None], fault
     assert store.get(RECORD.key, RECORD.profile) is miss
+    server.always = None
     assert same(store.get(RECORD.key, RECORD.profile), RECORD)
 
 
@@ -168,9 +174,9 @@ def test_every_foreign_error_becomes_ours(connect, monkeypatch, foreign, ours):
         raise foreign
 
     store = connect()
-    monkeypatch.setattr(store._client, "head_object", fail)
+    monkeypatch.setattr(store._client, "put_object", fail)
     with pytest.raises(ours) as caught:
-        store.size("a")
+        store.put("a", [b"x"])
     assert type(caught.value) is ours
     assert "hush" not in str(caught.value)
 

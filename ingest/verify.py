@@ -1,0 +1,140 @@
+"""The catalogue and the object store, held against each other, both ways."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+
+from ingest.files import raw_name, read_file
+from ingest.garbage import PARTS, orphans
+from storage.audit import check
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.schema import File, KVObject
+from storage.errors import ObjectMissing
+from storage.types import ObjectInfo, ObjectStore
+
+MOST_SHOWN = 100
+KINDS = ("rows", "objects", "checked", "missing", "damaged", "wrong_key", "orphans", "repaired")
+
+
+@dataclass
+class Findings:
+    """Counts of KINDS for "kv" and "raw", and the first problems by name. Orphans are no problem: they are collected."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: {"kv": Counter(), "raw": Counter()})
+    problems: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, room: str, problem: str, name: str) -> None:
+        self.counts[room][problem] += 1
+        if len(self.problems) < MOST_SHOWN:
+            self.problems.append({"name": name, "problem": problem})
+
+    @property
+    def unrepaired(self) -> int:
+        """How many rows stand for something that cannot be read, and are not owed again."""
+        broken = sum(c[p] for c in self.counts.values() for p in ("missing", "damaged", "wrong_key"))
+        return broken - self.counts["kv"]["repaired"]
+
+    def shown(self) -> dict[str, Any]:
+        """As plain JSON."""
+        counted = {room: {kind: counts[kind] for kind in KINDS} for room, counts in self.counts.items()}
+        return {**counted, "unrepaired": self.unrepaired, "problems": self.problems}
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Rows whose object is gone, has another size, does not stand its checksums or carries another key; and orphans.
+
+    `sample`: the share of objects whose content is read. `repair(key)` has a KV object computed again; files cannot be
+    repaired, only named. Nothing is changed without `repair`. Safe while everything else is running: what looks wrong is
+    looked at once more, row first, before it counts.
+    """
+
+    catalogue: Catalogue
+    objects: ObjectStore
+    sample: float = 1.0
+    repair: Callable[[str], bool] | None = None
+
+    def run(self) -> Findings:
+        """Raises StorageUnavailable."""
+        findings = Findings()
+        files: defaultdict[str, list[File]] = defaultdict(list)
+        with self.catalogue.read() as session:
+            for file in session.scalars(select(File)):
+                files[raw_name(file.tenant_id, file.sha256)[: len("raw/0")]].append(file)
+        for part in PARTS:
+            stored = {info.name: info for info in self.objects.entries(part)}
+            room = part.partition("/")[0]
+            findings.counts[room]["objects"] += len(stored)
+            findings.counts[room]["orphans"] += len(orphans(self.catalogue, list(stored.values())))
+            if room == "kv":
+                self._kv(part, stored, findings)
+            else:
+                self._raw(files[part], stored, findings)
+        return findings
+
+    # --- KV ---
+
+    def _kv(self, part: str, stored: dict[str, ObjectInfo], findings: Findings) -> None:
+        start = part.split("/")[1]
+        query = select(KVObject.key, KVObject.bytes).where(KVObject.status == "done", KVObject.key.startswith(start))
+        with self.catalogue.read() as session:
+            rows = session.execute(query.order_by(KVObject.key)).all()
+        for key, size in rows:
+            findings.counts["kv"]["rows"] += 1
+            problem = self._kv_problem(key, size, stored.get(part + key), findings)
+            if problem is None:
+                continue
+            findings.add("kv", problem, part + key)
+            if self.repair is not None and self.repair(key):
+                findings.counts["kv"]["repaired"] += 1
+
+    def _kv_problem(self, key: str, size: int, info: ObjectInfo | None, findings: Findings) -> str | None:
+        name = f"kv/{key[:2]}/{key}"
+        problem = None
+        if info is None:
+            problem = "missing"
+        elif info.size != size:
+            problem = "damaged"
+        elif random.random() < self.sample:
+            findings.counts["kv"]["checked"] += 1
+            problem = self._judged(name)
+        if problem is None or not self._still_done(key):
+            return None
+        return self._judged(name)  # it may have been written since the store was listed
+
+    def _judged(self, name: str) -> str | None:
+        miss = check(self.objects, name)
+        return {None: None, "absent": "missing", "wrong_key": "wrong_key"}.get(miss, "damaged")
+
+    def _still_done(self, key: str) -> bool:
+        with self.catalogue.read() as session:
+            return session.scalar(select(KVObject.status).where(KVObject.key == key)) == "done"
+
+    # --- uploaded files ---
+
+    def _raw(self, files: Sequence[File], stored: dict[str, ObjectInfo], findings: Findings) -> None:
+        for file in files:
+            findings.counts["raw"]["rows"] += 1
+            info = stored.get(raw_name(file.tenant_id, file.sha256))
+            problem = "missing" if info is None else "damaged" if info.size != file.bytes else None
+            if problem is None and random.random() < self.sample:
+                findings.counts["raw"]["checked"] += 1
+                problem = self._file_problem(file)
+            if problem is not None and (problem := self._file_problem(file)) is not None:
+                findings.add("raw", problem, file.id)
+
+    def _file_problem(self, file: File) -> str | None:
+        try:
+            read_file(self.objects, file)
+        except ObjectMissing:
+            with self.catalogue.read() as session:
+                if session.get(File, file.id) is None:
+                    return None  # deleted meanwhile
+            return "missing" if self.objects.size(raw_name(file.tenant_id, file.sha256)) is None else "damaged"
+        return None

@@ -1,0 +1,44 @@
+"""Whether a stored KV object is what it says it is, judged by itself: no model is needed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import torch
+
+from storage.errors import ObjectDamaged, ObjectMissing
+from storage.format import MAX_HEADER, decode
+from storage.types import KVProfile, KVRecord, Miss, ObjectStore
+
+_PREFIX = struct.Struct("<8sII")  # as in docs/object-format.md: magic, version, header length
+
+
+def check(objects: ObjectStore, name: str) -> Miss | None:
+    """Why the object `name`, which ends in its key, is not good; None if it is. Raises StorageUnavailable."""
+    try:
+        buffer = torch.empty(objects.size(name) or 0, dtype=torch.uint8)
+        if objects.read_into(name, buffer.numpy().data) != buffer.numel():
+            return Miss.DAMAGED
+    except ObjectDamaged:
+        return Miss.DAMAGED
+    except ObjectMissing:
+        return Miss.ABSENT
+    profile = _profile(buffer.numpy().data)
+    if profile is None:
+        return Miss.DAMAGED
+    outcome = decode(buffer, name.rpartition("/")[2], profile)
+    return None if isinstance(outcome, KVRecord) else outcome
+
+
+def _profile(view: memoryview) -> KVProfile | None:
+    """The profile that the header claims; whether the header is sound is for `decode` to say."""
+    if len(view) < _PREFIX.size:
+        return None
+    length = min(_PREFIX.unpack_from(view)[2], MAX_HEADER)
+    try:
+        claimed: Any = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + length]))
+        return KVProfile(**claimed["profile"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
