@@ -22,13 +22,15 @@ UPLOAD_SECONDS = 24 * 3600.0  # for which a sync waits for a content that was an
 
 @dataclass(frozen=True)
 class Ticker:
-    """Safe to run in several processes at once. `reap_kv` and `kv_has_work` are the KV queue's own."""
+    """Safe to run in several processes at once. `reap_kv` and `kv_has_work` are the KV queue's own;
+    `apply_policy` is `placement.StorePass.tick`."""
 
     catalogue: Catalogue
     ring: Ring
     kv_delete: KVDelete
     reap_kv: Callable[[Session], int]
     kv_has_work: Callable[[Session], bool]
+    apply_policy: Callable[[], int] = lambda: 0
 
     def tick(self, now: float | None = None) -> None:
         """Fire schedules, return what dead workers held, settle jobs, delete what is marked, and ring."""
@@ -38,6 +40,7 @@ class Ticker:
             self.reap_kv(session)
             expire_uploads(session)
         self._settle()
+        self.apply_policy()
         try_sweep(self.catalogue, self.kv_delete)
         self.ring_for_work()
 

@@ -95,6 +95,13 @@ class KVStore:
         """The records that this process would answer without asking the store."""
         return self._memory.keys()
 
+    def pin(self, keys: Iterable[str]) -> None:
+        """See `MemoryTier.pin`."""
+        self._memory.pin(keys)
+
+    def unpin(self, keys: Iterable[str]) -> None:
+        self._memory.unpin(keys)
+
     def forget(self, keys: Iterable[str]) -> None:
         """Drops these records from memory: for objects that another process has deleted."""
         self._memory.forget(keys)

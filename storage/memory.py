@@ -21,6 +21,7 @@ class MemoryTier:
         self._entries: OrderedDict[str, tuple[KVRecord, int]] = OrderedDict()
         self._used = 0
         self._generation = 0
+        self._pinned: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -54,7 +55,16 @@ class MemoryTier:
             self._entries[record.key] = (record, size)
             self._used += size
             while self._used > self._capacity:
-                self._drop(next(iter(self._entries)))
+                self._drop(next((key for key in self._entries if key not in self._pinned), record.key))
+
+    def pin(self, keys: Iterable[str]) -> None:
+        """Evict the records of these keys for no others, here already or not. Where all is pinned, nothing new is kept."""
+        with self._lock:
+            self._pinned.update(keys)
+
+    def unpin(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            self._pinned.difference_update(keys)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drops the records of these keys, and keeps out those being read right now."""

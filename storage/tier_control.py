@@ -1,0 +1,90 @@
+"""What policies ask of a process's tiers, whichever tiers it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from storage.kvstore import KVStore
+from storage.types import KVProfile, KVRecord
+
+BATCH = 32  # records that are on their way into memory at once
+FETCH_SECONDS = 30.0  # for a batch; what has not come by then comes with the next try
+
+
+class TierControl(Protocol):
+    """`tier` is a name from `policy.types.TIERS`. Keys that are not stored, and tiers that the process has not, are passed
+    over."""
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Those it has beside the object store, fastest first."""
+        ...
+
+    def held(self, tier: str) -> Collection[str]:
+        """The keys that lie in a tier."""
+        ...
+
+    def pin(self, keys: Iterable[str], tier: str) -> None:
+        """Bring these there, and evict them for nothing else until they are unpinned or deleted."""
+        ...
+
+    def unpin(self, keys: Iterable[str], tier: str) -> None: ...
+
+    def prefetch(self, keys: Iterable[str], tier: str) -> int:
+        """Bring these there now, as far as there is room; how many lie there afterwards. May take long."""
+        ...
+
+
+class NoTiers:
+    """A process that keeps no KV."""
+
+    tiers: tuple[str, ...] = ()
+
+    def held(self, tier: str) -> Collection[str]:
+        return ()
+
+    def pin(self, keys: Iterable[str], tier: str) -> None:
+        return
+
+    def unpin(self, keys: Iterable[str], tier: str) -> None:
+        return
+
+    def prefetch(self, keys: Iterable[str], tier: str) -> int:
+        return 0
+
+
+class MemoryControl:
+    """Over a `KVStore` and the memory that it has. `profile`: what its records are read as; None: they are not read."""
+
+    tiers = ("memory",)
+
+    def __init__(self, store: KVStore, profile: Callable[[], KVProfile | None]) -> None:
+        self._store, self._profile = store, profile
+
+    def held(self, tier: str) -> Collection[str]:
+        return self._store.keys_in_memory() if tier in self.tiers else ()
+
+    def pin(self, keys: Iterable[str], tier: str) -> None:
+        if tier in self.tiers:
+            keys = list(keys)
+            self._store.pin(keys)
+            self.prefetch(keys, tier)
+
+    def unpin(self, keys: Iterable[str], tier: str) -> None:
+        if tier in self.tiers:
+            self._store.unpin(keys)
+
+    def prefetch(self, keys: Iterable[str], tier: str) -> int:
+        profile = self._profile() if tier in self.tiers else None
+        if profile is None:
+            return 0
+        wanted = list(dict.fromkeys(keys))
+        here = set(self.held(tier))
+        missing = [key for key in wanted if key not in here]
+        for at in range(0, len(missing), BATCH):
+            found = self._store.get_many(missing[at : at + BATCH], profile, FETCH_SECONDS)
+            here = set(self.held(tier))
+            if any(isinstance(record, KVRecord) and key not in here for key, record in found.items()):
+                break  # full: going on would only drop what has just come
+        return len(here.intersection(wanted))
