@@ -194,6 +194,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
     index = open_index(catalogue, embedder)
     index.ensure()
     work = Work(catalogue, objects, IngestSide(index), ParagraphParser())
+    rules = folder / "policy.yaml"  # a test that wants one writes it first
     settings = Settings(
         data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources")
     )
@@ -209,7 +210,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         done_hash=work.pipeline.done_hash,
         ring=rung.append,
         secret=SECRET,
-        placement=(placement := Placement(catalogue, PolicyFile(None), NoTiers())),
+        placement=(placement := Placement(catalogue, PolicyFile(rules if rules.exists() else None), NoTiers())),
         meter=Meter(catalogue, placement.used),
     )
     return parts, work
