@@ -30,6 +30,8 @@ class Prepared:
     kv_keys: Sequence[str | None]
     skipped: int = 0  # chunks that could not be embedded: they are not stored
     warnings: tuple[str, ...] = ()
+    not_stored: str | None = None  # the policy rule that keeps the KV out of the store
+    codec: str | None = None  # chosen by a policy rule
 
 
 def commit(
@@ -46,7 +48,7 @@ def commit(
     release(session, old_keys - set(keys))
     document.file_id, document.sha256 = new.file.id, new.file.sha256
     document.generation += 1
-    document.status = "completed"
+    document.status, document.not_stored, document.codec = "completed", new.not_stored, new.codec
     document.usage_bytes = sum(len(c.text.encode()) + len(c.token_ids) for c in chunks)
     _note(row, document, new)
     finish(session, row, "done")

@@ -21,6 +21,7 @@ from storage.catalogue.schema import (
     ChunkRow,
     Corpus,
     Document,
+    DocumentUse,
     File,
     Job,
     JobFile,
@@ -137,6 +138,7 @@ def delete_documents(session: Session, index: SearchIndex, ids: Sequence[str]) -
     receipt["chunks"] = receipt["vectors"] = receipt["lexical"] = chunks
     files = list(session.scalars(select(Document.file_id).where(Document.id.in_(ids)).distinct()))
     receipt["documents"] = session.scalar(select(func.count()).where(Document.id.in_(ids))) or 0
+    session.execute(delete(DocumentUse).where(DocumentUse.document_id.in_(ids)))
     session.execute(delete(Document).where(Document.id.in_(ids)))
     for job_id in jobs:
         settle(session, job_id)

@@ -25,11 +25,12 @@ from ingest.files import SOURCE_PURPOSE, delete_file, read_file
 from ingest.jobs import advance, lock_job, mark_cancelled, settle
 from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
 from ingest.purge import release, try_sweep
-from ingest.types import Cut, KVDelete, Parser, SearchIndex
+from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
 from storage.errors import Cancelled, FileError, NotFound, ObjectMissing, Overloaded, StorageUnavailable
+from storage.policy.types import Decision
 from storage.types import Chunk, ObjectStore, TextEmbedder
 
 log = structlog.get_logger()
@@ -64,6 +65,7 @@ class Pipeline:
     kv_delete: KVDelete
     identity: str
     lease_seconds: float = 60.0
+    decide: Decide = lambda document, corpus: Decision()  # by the operator's policy
 
     def process(self, lease: FileLease) -> None:
         """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
@@ -190,7 +192,8 @@ class Pipeline:
             raise FileError("no chunk of the file could be embedded", code="embedding_failed")
         kept = [chunk for chunk, _ in good]
         read = readings([chunk.token_ids for chunk in kept], work.corpus.conditioning)
-        keys = self.kv_keys(read, work.corpus.sharing_group)
+        decision = self.decide(work.document, work.corpus)
+        keys = self.kv_keys(read, work.corpus.sharing_group) if decision.stored else [None] * len(read)
         return Prepared(
             file=file,
             done_hash=done_hash,
@@ -199,6 +202,7 @@ class Pipeline:
             kv_keys=keys,
             skipped=len(chunks) - len(good),
             warnings=parsed.warnings,
+            not_stored=decision.by["store"] if not decision.stored else None,
         )
 
     def _stage(self, lease: FileLease, stage: str, hold: Hold) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from zoneinfo import ZoneInfo
 
 import structlog
-from cronsim import CronSim, CronSimError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -16,33 +13,11 @@ from ingest.jobs import ACTIVE, new_id
 from ingest.sync import queue_sync
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Job, Schedule, ScheduleRun
+from storage.cron import next_due
 from storage.errors import UserError
 
 log = structlog.get_logger()
 GRACE = 60.0  # a tick that comes later than this was down when the schedule was due: it fires nothing
-
-
-def next_due(cron: str, timezone: str, after: float) -> float:
-    """The first time after `after` that the cron line names, by the clocks of the time zone. Raises
-    UserError.
-
-    Where clocks go forward, a time of day that is left out fires as they do; where they go back, one fires
-    once."""
-    if len(cron.split()) != 5:
-        raise UserError(
-            f"the schedule {cron!r} needs five fields: minute hour day-of-month month day-of-week"
-        )
-    try:
-        zone = ZoneInfo(timezone)
-    except (KeyError, ValueError, OSError) as error:
-        raise UserError(f"there is no time zone {timezone!r}; use a name such as Europe/Berlin") from error
-    try:
-        due: datetime = next(CronSim(cron, datetime.fromtimestamp(after, UTC).astimezone(zone)))
-    except CronSimError as error:
-        raise UserError(f"the schedule {cron!r} cannot be read: {error}") from error
-    except StopIteration as error:
-        raise UserError(f"the schedule {cron!r} never comes due") from error
-    return due.timestamp()
 
 
 def create_schedule(session: Session, corpus: Corpus, cron: str, timezone: str = "UTC") -> Schedule:

@@ -23,7 +23,7 @@ UPLOAD_SECONDS = 24 * 3600.0  # for which a sync waits for a content that was an
 @dataclass(frozen=True)
 class Ticker:
     """Safe to run in several processes at once. `reap_kv` and `kv_has_work` are the KV queue's own; `collect` takes a few
-    orphans from the object store, now and then."""
+    orphans from the object store, now and then; `apply_policy` is `placement.StorePass.tick`."""
 
     catalogue: Catalogue
     ring: Ring
@@ -31,6 +31,7 @@ class Ticker:
     reap_kv: Callable[[Session], int]
     kv_has_work: Callable[[Session], bool]
     collect: Callable[[], object]
+    apply_policy: Callable[[], int] = lambda: 0
 
     def tick(self, now: float | None = None) -> None:
         """Fire schedules, return what dead workers held, settle jobs, delete what is marked, and ring."""
@@ -41,6 +42,7 @@ class Ticker:
             expire_uploads(session)
         self._settle()
         self.collect()
+        self.apply_policy()
         try_sweep(self.catalogue, self.kv_delete)
         self.ring_for_work()
 

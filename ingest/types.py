@@ -8,6 +8,8 @@ from typing import Protocol
 
 from sqlalchemy.orm import Session
 
+from storage.catalogue.schema import Corpus, Document
+from storage.policy.types import Decision
 from storage.types import Chunk, ParsedDocument
 
 # Removes stored KV objects from every tier; absent ones are no error. Raises StorageUnavailable.
@@ -16,6 +18,8 @@ Cut = Callable[[ParsedDocument], Sequence[Chunk]]
 # Tells the workers of a queue ("ingest" or "precompute") that rows wait. A bell that is not heard is rung
 # again.
 Ring = Callable[[str], None]
+# What the operator's policy says of a document in its corpus.
+Decide = Callable[[Document, Corpus], Decision]
 
 
 class Parser(Protocol):

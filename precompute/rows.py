@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from storage.catalogue.lease import lease_token, rotate
 from storage.catalogue.schema import ChunkRow, Corpus, Job, JobFile, KVObject
+from storage.catalogue.usage import Place, add_usage
 from storage.conditioning import Reading, readings
 from storage.quota import is_full
 
@@ -165,12 +166,14 @@ def mark_done(session: Session, batch: Batch, written: Mapping[str, int], second
         )  # jobs before rows, as everywhere
     rows = _locked(session, written)
     counts: dict[str, dict[str, float]] = {}
+    stored: list[str] = []
     for owed in batch.rows:
         row = rows.get(owed.key)
         if row is None or row.status != "leased" or row.lease_owner != batch.token:
             continue
         row.status, row.bytes, row.finished_at = "done", written[owed.key], time.time()
         row.lease_owner = row.lease_expires = None
+        stored.append(owed.key)
         if owed.job_id is not None:
             count = counts.setdefault(owed.job_id, dict.fromkeys(("chunks", "bytes", "tokens", "seconds"), 0))
             count["chunks"] += 1
@@ -180,9 +183,26 @@ def mark_done(session: Session, batch: Batch, written: Mapping[str, int], second
     for job_id in sorted(counts):
         _count(session, job_id, counts[job_id])
     session.flush()
+    add_usage(session, _spent(session, batch, stored, seconds))
     orphans = [owed for owed in batch.rows if owed.key in written and owed.key not in rows]
     if orphans:
         _bury(session, batch.tenant_id, orphans)
+
+
+def _spent(session: Session, batch: Batch, keys: Sequence[str], seconds: float) -> dict[Place, dict[str, float]]:
+    """What the batch cost, by corpus; a key that several corpora use counts for the one that was first."""
+    first = select(func.min(ChunkRow.id)).where(ChunkRow.kv_key.in_(keys)).group_by(ChunkRow.kv_key)
+    query = select(ChunkRow.kv_key, ChunkRow.corpus_id).where(ChunkRow.id.in_(first))
+    corpora = dict(session.execute(query).all())
+    day = int(time.time() // 86400)
+    spent: dict[Place, dict[str, float]] = {}
+    for owed in batch.rows:
+        if owed.key in keys:
+            place = (day, batch.tenant_id, corpora.get(owed.key, ""))
+            amounts = spent.setdefault(place, {"tokens_compiled": 0, "seconds_compiled": 0.0})
+            amounts["tokens_compiled"] += len(owed.token_ids)
+            amounts["seconds_compiled"] += seconds * len(owed.token_ids) / max(1, batch.tokens)
+    return spent
 
 
 def _bury(session: Session, tenant_id: str, orphans: Sequence[Owed]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from serving import cli_ask, cli_demo, cli_jobs, cli_keys, cli_server, cli_storage, cli_work
+from serving import cli_ask, cli_demo, cli_jobs, cli_keys, cli_policy, cli_server, cli_storage, cli_storage_view, cli_work
 from serving.cli_output import note
 from storage.errors import PrereadError
 
@@ -28,7 +28,9 @@ app = typer.Typer(
 for room in (cli_server, cli_work, cli_ask, cli_jobs, cli_demo):
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
+app.add_typer(cli_policy.app, name="policy")
 app.add_typer(cli_storage.app, name="storage")
+app.command()(cli_storage_view.usage)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

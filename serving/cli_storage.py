@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from serving import cli_storage_view
 from serving.cli_output import Json, note, show, size, table
 from serving.settings import load_settings
 from storage.errors import NotFound, UserError
@@ -20,7 +21,10 @@ from storage.errors import NotFound, UserError
 if TYPE_CHECKING:
     from serving.parts import Wiring
 
-app = typer.Typer(help="The object store: check, clean up, limit, re-encrypt.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="The object store: what lies where; check, clean up, limit, re-encrypt.", no_args_is_help=True, rich_markup_mode=None
+)
+cli_storage_view.register(app)
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
 

@@ -9,6 +9,7 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +25,15 @@ from precompute.tasks import PRECOMPUTE
 from serving.celery_app import build_celery, check_broker, ringer
 from serving.settings import Settings, master_secret
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
-from storage.catalogue.schema import KVObject
+from storage.catalogue.schema import Corpus, Document, KVObject
 from storage.conditioning import Reading
 from storage.errors import StorageUnavailable, UserError
 from storage.keys import group_secret, kv_key
 from storage.kvstore import KVStore
 from storage.objects import open_store
+from storage.policy.file import PolicyFile
+from storage.policy.types import Decision
+from storage.tier_control import ChainControl, TierControl
 from storage.tiers.disk import DiskTier, empty_abandoned
 from storage.types import Chunk, Miss, ObjectStore, ParsedDocument, TextEmbedder
 
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from retrieval.index import ChunkIndex
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
+    from serving.placement import Placement
+    from serving.usage import Meter
 
 log = structlog.get_logger(__name__)
 PARSERS = 1  # version of what the parsers give: part of what makes a document up to date
@@ -139,6 +145,35 @@ class Wiring:
             return None
         self._closers.append(disk.close)
         return disk
+
+    # --- the operator's policy ---
+
+    @cached_property
+    def policy(self) -> PolicyFile:
+        return PolicyFile(Path(self.settings.policy_file) if self.settings.policy_file else None)
+
+    def _decide(self, document: Document, corpus: Corpus) -> Decision:
+        from serving.placement import decide
+
+        return decide(self.catalogue, self.policy.current(), document, corpus, time.time())
+
+    @cached_property
+    def tiers(self) -> TierControl:
+        return ChainControl(self.kv_store.chain, lambda: None if self.reader.full_prefill_reason else self.reader.profile)
+
+    @cached_property
+    def placement(self) -> Placement:
+        from serving.placement import Placement
+
+        return Placement(self.catalogue, self.policy, self.tiers)
+
+    @cached_property
+    def meter(self) -> Meter:
+        from serving.usage import Meter
+
+        return Meter(self.catalogue, self.placement.used)
+
+    # --- deletion and repair ---
 
     def delete_kv(self, keys: Sequence[str]) -> None:
         self.kv_store.delete(keys)
@@ -265,6 +300,7 @@ class Wiring:
             kv_delete=self.delete_kv,
             identity=self._identity(),
             lease_seconds=self.settings.lease_seconds,
+            decide=self._decide,
         )
 
     def _cut(self, document: ParsedDocument) -> Sequence[Chunk]:
@@ -303,11 +339,15 @@ class Wiring:
     @cached_property
     def ticker(self) -> Ticker:
         from ingest.garbage import Collector
+        from ingest.placement import StorePass
         from ingest.ticker import Ticker
         from precompute import rows
 
         collector = Collector(self.catalogue, lambda: self.objects)
-        return Ticker(self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick)
+        storing = StorePass(self.catalogue, self.policy, self.ring)
+        return Ticker(
+            self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick, storing.tick
+        )
 
     @cached_property
     def kv_queue(self) -> KVQueue:
@@ -380,6 +420,8 @@ class Wiring:
             secret=self.secret,
             check_broker=check_broker(self.celery),
             check_engine=self.engine.check,
+            placement=self.placement,
+            meter=self.meter,
         )
 
 

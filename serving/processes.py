@@ -6,12 +6,14 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
+from anyio import to_thread
 from celery.platforms import SecurityWarning
 from celery.signals import worker_shutting_down
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,6 +28,8 @@ from storage.errors import PrereadError, UserError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from serving.usage import Meter
+
 log = structlog.get_logger(__name__)
 CONCURRENCY = 2  # one thread may ingest while the other computes KV
 
@@ -39,19 +43,31 @@ def build_api(settings: Settings) -> FastAPI:
     if not wiring.reader.full_prefill_reason:
         wiring.reader.frame_kv()
     wiring.embedder.embed(["warm"])
-    forget = threading.Thread(target=_keep_forgetting, args=(wiring,), name="kv-forget", daemon=True)
-    forget.start()
+    # Deletions by workers and other API processes reach this one's memory within a tick.
+    for name, task in (("kv-forget", wiring.forget_deleted), ("usage", wiring.meter.tick), ("placement", wiring.placement.tick)):
+        arguments = (name, task, wiring.settings.tick_seconds)
+        threading.Thread(target=_keep_doing, args=arguments, name=name, daemon=True).start()
+    app.router.lifespan_context = partial(_until_the_end, wiring.meter)
     return app
 
 
-def _keep_forgetting(wiring: Wiring) -> None:
-    """Deletions by workers and other API processes reach this one's memory within a tick."""
+def _keep_doing(name: str, task: Callable[[], object], seconds: float) -> None:
     while True:
-        time.sleep(wiring.settings.tick_seconds)
+        time.sleep(seconds)
         try:
-            wiring.forget_deleted()
+            task()
         except (PrereadError, SQLAlchemyError) as error:
-            log.warning("forgetting failed", error=type(error).__name__)
+            log.warning("task failed", task=name, error=type(error).__name__)
+
+
+@asynccontextmanager
+async def _until_the_end(meter: Meter, app: FastAPI) -> AsyncIterator[None]:
+    """A server that ends properly loses nothing of what it counted."""
+    yield
+    try:
+        await to_thread.run_sync(meter.flush)
+    except (PrereadError, SQLAlchemyError) as error:
+        log.warning("usage lost", error=type(error).__name__)
 
 
 # --- the worker ---

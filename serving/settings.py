@@ -51,6 +51,7 @@ class Settings:
     max_upload_bytes: int = 512 << 20
     lease_seconds: float = 60.0
     tick_seconds: float = 2.0
+    policy_file: str = ""  # the operator's rules for stored KV, YAML; read again when it changes. See docs/policies.md
     source_roots: str = ""  # folders, ':'-separated, from which corpora may be synced; empty: none
 
     @property

@@ -225,4 +225,5 @@ class RetrievedChunk:
     line_end: int
     score: float
     kv_key: str | None
+    not_stored: bool = False  # a policy rule keeps the document's KV out of the store
     attributes: dict[str, str | float | bool] = field(default_factory=dict)

@@ -23,11 +23,13 @@ from ingest.jobs import JobItem, attach, create_job
 from ingest.pipeline import Pipeline
 from ingest.worker import IngestWorker
 from retrieval.index import open_index
+from serving.placement import decide
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, KVObject, Tenant
 from storage.errors import FileError
 from storage.folder import FolderStore
 from storage.keys import token_bytes
+from storage.policy.rules import Policy
 from storage.types import Block, Chunk, ParsedDocument
 
 
@@ -101,6 +103,7 @@ class Work:
     def __post_init__(self) -> None:
         self.deleted: list[str] = []
         self.rung: list[str] = []
+        self.policy = Policy()
 
     def delete_kv(self, keys: Sequence[str]) -> None:
         self.deleted += keys
@@ -121,6 +124,7 @@ class Work:
             kv_delete=self.delete_kv,
             identity=f"test-{self.max_tokens}",
             lease_seconds=self.lease_seconds,
+            decide=lambda document, corpus: decide(self.catalogue, self.policy, document, corpus, time.time()),
         )
 
     @property

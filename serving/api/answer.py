@@ -42,6 +42,7 @@ class Answer:
     metrics: Metrics
     generation: Generation | None
     still_there: Callable[[Sequence[RetrievedChunk]], frozenset[int]]
+    note: Callable[[Outcome], None]
     retrieval_ms: float | None = None
     started: float = field(default_factory=time.perf_counter)
     first_text_ms: float | None = None
@@ -66,6 +67,7 @@ class Answer:
         if self.generation.outcome is None:
             raise Cancelled("The answer was cancelled.")
         self.metrics.note_answer(self.generation.outcome.report, self.generation.outcome.completion_tokens)
+        self.note(self.generation.outcome)
         return self.generation.outcome
 
     def cancel(self) -> None:
@@ -108,12 +110,13 @@ async def begin(
     messages = body.plain_messages()
     named = corpus_names(body, model_id)
     still_there = partial(search.still_there, parts, who)
-    answer = Answer(body.model, str(request.base_url), metrics, None, still_there, started=started)
     chunks: tuple[RetrievedChunk, ...] = ()
     emphasis: dict[int, tuple[Emphasis, ...]] = {}
     emphasis_of((), body.preread.emphasis if body.preread else {}, {})  # refuses nonsense, whatever is found
+    ids = await to_thread.run_sync(corpora.resolve, parts, who, named) if named else ()
+    note = partial(parts.meter.note, who.tenant_id, ids)
+    answer = Answer(body.model, str(request.base_url), metrics, None, still_there, note, started=started)
     if named:
-        ids = await to_thread.run_sync(corpora.resolve, parts, who, named)
         before = time.perf_counter()
         chunks, emphasis = await to_thread.run_sync(_retrieve, parts, who, ids, messages, body)
         answer.retrieval_ms = 1000 * (time.perf_counter() - before)

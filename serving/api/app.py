@@ -10,6 +10,7 @@ from serving.api import (
     admin,
     chat,
     corpora,
+    economics,
     embeddings,
     errors,
     files,
@@ -20,6 +21,7 @@ from serving.api import (
     vector_store_files,
     vector_stores,
 )
+from serving.api.economy_metrics import EconomyMetrics
 from serving.api.metrics import Metrics
 from serving.api.middleware import Authentication, BodyLimit, RequestShell
 from serving.api.parts import ApiParts
@@ -36,6 +38,7 @@ ROUTERS = (
     jobs,
     schedules,
     admin,
+    economics,
     health,
 )
 
@@ -47,6 +50,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     app.state.metrics = Metrics(
         partial(count_by_status, parts.catalogue), parts.engine, parts.kv_store.chain.counters
     )
+    app.state.metrics.registry.register(EconomyMetrics(parts.catalogue, parts.placement))
     errors.install(app)
     for module in ROUTERS:
         app.include_router(module.router)

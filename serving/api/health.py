@@ -32,6 +32,7 @@ async def readyz(parts: Parts) -> JSONResponse:
     body = {
         "status": "ok" if ready else "unavailable",
         "checks": checks,
+        "policy": "the file has mistakes: the version before it is in force" if parts.placement.policy.error else "ok",
         "model": {"id": parts.engine.model_id, "full_prefill_reason": parts.engine.full_prefill_reason},
     }
     return JSONResponse(body, 200 if ready else 503)

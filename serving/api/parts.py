@@ -10,7 +10,9 @@ from ingest.deletes import Deleter
 from ingest.sync import DoneHash
 from retrieval.search import Retriever
 from serving.engine.types import Engine
+from serving.placement import Placement
 from serving.settings import Settings
+from serving.usage import Meter
 from storage.catalogue.engine import Catalogue
 from storage.kvstore import KVStore
 from storage.types import ObjectStore, TextEmbedder
@@ -36,6 +38,8 @@ class ApiParts:
     done_hash: DoneHash
     ring: Callable[[str], None]
     secret: bytes
+    placement: Placement
+    meter: Meter
     clock: Callable[[], float] = time.time
     check_broker: Callable[[], None] = _well
     check_engine: Callable[[], None] = _well

@@ -87,7 +87,7 @@ class Opening:
                 usable = isinstance(outcome, KVRecord) and outcome.token_ids == chunk.token_ids
                 found[number] = outcome.kv if usable and isinstance(outcome, KVRecord) else None
                 if not usable:
-                    asked.reasons.setdefault(chunk.kv_key or "", self._reason(asked, chunk.kv_key, outcome))
+                    asked.reasons.setdefault(chunk.kv_key or "", self._reason(asked, chunk, outcome))
         return found
 
     def settle(self, asked: Asked, session: BlendSession) -> None:
@@ -107,19 +107,19 @@ class Opening:
             asked.report.bytes_fetched += found.kv.nbytes
             asked.report.reused.append(ChunkReused(chunk.chunk_id, asked.arrivals.tiers.get(found.key, "")))
             return found.kv
-        asked.report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(asked, chunk.kv_key, found)))
+        asked.report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(asked, chunk, found)))
         return None
 
-    def _reason(self, asked: Asked, key: str | None, found: KVRecord | Miss | None) -> str:
+    def _reason(self, asked: Asked, chunk: RetrievedChunk, found: KVRecord | Miss | None) -> str:
         if self._reader.full_prefill_reason:
             return "model"
         if not asked.method.uses_stored:
             return "method"
-        if key is None:
-            return "pending"
+        if chunk.kv_key is None:
+            return "policy" if chunk.not_stored else "pending"
         if isinstance(found, KVRecord):
             return str(Miss.WRONG_KEY)
-        return asked.reasons.get(key, str(found or Miss.UNAVAILABLE))
+        return asked.reasons.get(chunk.kv_key, str(found or Miss.UNAVAILABLE))
 
     def _weights(self, chunk: RetrievedChunk, spans: Sequence[Emphasis]) -> tuple[float, ...] | None:
         """One weight per token; a token belongs to a span if any of its characters does."""

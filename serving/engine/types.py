@@ -43,7 +43,7 @@ class GenerateRequest:
 @dataclass(frozen=True)
 class ChunkNotReused:
     chunk_id: int
-    reason: str  # a `Miss`, "pending" (KV not computed yet), "method" or "model"
+    reason: str  # a `Miss`, "pending" (KV not computed yet), "policy" (a rule keeps it out), "method" or "model"
 
 
 @dataclass(frozen=True)

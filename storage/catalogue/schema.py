@@ -95,6 +95,8 @@ class Document(Base):
     access: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))  # principals; None: all of the tenant
     attributes: Mapped[dict[str, Any]]
     usage_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    not_stored: Mapped[str | None] = mapped_column(String(64))  # the policy rule that keeps its KV out of the store
+    codec: Mapped[str | None] = mapped_column(String(32))  # chosen by a policy rule for its KV; None: the reader's own
     created_at: Mapped[float]
 
 
@@ -217,3 +219,34 @@ class AuditEvent(Base):
     action: Mapped[str] = mapped_column(String(64))
     target: Mapped[str] = mapped_column(Text)
     at: Mapped[float]
+
+
+class UsageDay(Base):
+    """What a corpus's answers reused and what its KV cost to compute, on one day by UTC. Survives its corpus.
+
+    `corpus_id` empty: answers without a corpus."""
+
+    __tablename__ = "usage_day"
+    __table_args__ = (Index("usage_tenant", "tenant_id", "day"),)
+    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # days since the epoch
+    tenant_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    corpus_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    answers: Mapped[int] = mapped_column(BigInteger, default=0)
+    tokens_prompt: Mapped[int] = mapped_column(BigInteger, default=0)
+    tokens_completion: Mapped[int] = mapped_column(BigInteger, default=0)
+    tokens_reused: Mapped[int] = mapped_column(BigInteger, default=0)  # of the prompts' tokens, kept as they were
+    tokens_recomputed: Mapped[int] = mapped_column(BigInteger, default=0)  # had KV, and were computed again
+    bytes_fetched: Mapped[int] = mapped_column(BigInteger, default=0)
+    tokens_compiled: Mapped[int] = mapped_column(BigInteger, default=0)  # by workers, to be stored
+    seconds_compiled: Mapped[float] = mapped_column(default=0.0)
+
+
+class DocumentUse(Base):
+    """How many answers used a document on a day by UTC, and when the last one did."""
+
+    __tablename__ = "document_use"
+    __table_args__ = (Index("document_use_day", "day"),)
+    document_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    hits: Mapped[int] = mapped_column(BigInteger, default=0)
+    last_at: Mapped[float]

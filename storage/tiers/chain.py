@@ -195,6 +195,11 @@ class Chain:
 
     # --- what lies where --------------------------------------------------------------------------------
 
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """The tiers with a budget, fastest first."""
+        return tuple(self._caches)
+
     def keys(self, tier: str) -> list[str]:
         """What a tier holds; nothing, if there is no such tier."""
         return self._caches[tier].keys() if tier in self._caches else []

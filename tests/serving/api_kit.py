@@ -23,11 +23,15 @@ from serving.api.app import build_app
 from serving.api.parts import ApiParts
 from serving.auth import ensure_admin_key
 from serving.engine.types import Delta, GenerateRequest, Generation, Outcome, Report
+from serving.placement import Placement
 from serving.settings import Settings
+from serving.usage import Meter
 from storage.catalogue.engine import migrate, open_catalogue
 from storage.errors import Cancelled
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
+from storage.policy.file import PolicyFile
+from storage.tier_control import NoTiers
 
 SECRET = b"a master secret for tests only, 32 bytes"
 
@@ -191,6 +195,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
     index = open_index(catalogue, embedder)
     index.ensure()
     work = Work(catalogue, objects, IngestSide(index), ParagraphParser())
+    rules = folder / "policy.yaml"  # a test that wants one writes it first
     settings = Settings(
         data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources")
     )
@@ -206,6 +211,8 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         done_hash=work.pipeline.done_hash,
         ring=rung.append,
         secret=SECRET,
+        placement=(placement := Placement(catalogue, PolicyFile(rules if rules.exists() else None), NoTiers())),
+        meter=Meter(catalogue, placement.used),
     )
     return parts, work
 

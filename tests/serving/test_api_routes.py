@@ -82,6 +82,8 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("GET", "/v1/api_keys"): Probe(other=200, scope="admin"),
     ("DELETE", "/v1/api_keys/{key_id}"): Probe(scope="admin"),
     ("GET", "/v1/audit"): Probe(other=200, scope="admin"),
+    ("GET", "/v1/storage"): Probe(other=200, scope="admin"),
+    ("GET", "/v1/usage"): Probe(other=200, scope="admin"),
 }
 
 

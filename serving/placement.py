@@ -1,0 +1,179 @@
+"""The policy's hand in the process that answers: it pins, keeps and prefetches KV in this process's own tiers.
+
+Memory belongs to a process, so each serving process does this for itself; nothing is coordinated and nothing need be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.facts import facts_of, page_of
+from storage.catalogue.schema import ChunkRow, Corpus, Document, KVObject
+from storage.cron import next_due
+from storage.policy.file import PolicyFile
+from storage.policy.rules import Policy
+from storage.policy.types import ACTIONS, DEFAULT_RULE, TIERS, Decision, DocumentFacts, Prefetch
+from storage.tier_control import TierControl
+
+PASS_SECONDS = 30.0  # between two looks at all documents of which something is said
+PASS_SHARE = 0.1  # of the time at most may be spent on such looks
+BATCH = 500
+Told = Mapping[str, Mapping[str, Mapping[str, int]]]  # corpus id → action → rule → documents
+
+
+@dataclass
+class _Seen:
+    """What one pass over the documents found."""
+
+    pinned: dict[str, set[str]] = field(default_factory=lambda: {tier: set() for tier in TIERS})  # keys by tier
+    prefetches: set[Prefetch] = field(default_factory=set)
+    told: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
+
+    def note(self, corpus_id: str, decision: Decision) -> None:
+        by_action = self.told.setdefault(corpus_id, {})
+        for action in ACTIONS:
+            by_action.setdefault(action, Counter())[decision.by.get(action, DEFAULT_RULE)] += 1
+
+
+class Placement:
+    """One per serving process. `tick` does its work and belongs to one thread; all else may be called by any."""
+
+    def __init__(
+        self, catalogue: Catalogue, policy: PolicyFile, tiers: TierControl, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._catalogue, self.policy, self.tiers, self._clock = catalogue, policy, tiers, clock
+        self._version, self._next_pass = "", 0.0
+        self._seen = _Seen()
+        self._due: dict[Prefetch, float] = {}
+        self._pinned: dict[str, set[str]] = {tier: set() for tier in TIERS}  # as the tiers were told
+        self._kept: dict[str, dict[str, float]] = {tier: {} for tier in TIERS}  # key → until when
+        self._used: dict[str, tuple[str, float]] = {}  # key → document and when, since the last tick
+        self._lock = threading.Lock()
+
+    def used(self, uses: Mapping[str, str]) -> None:
+        """An answer used these keys (→ their documents). Costs no look-up now."""
+        now = self._clock()
+        with self._lock:
+            self._used.update({key: (document_id, now) for key, document_id in uses.items()})
+
+    def told(self) -> Told:
+        """What the last pass found to be said, by which rule and of how many documents."""
+        return self._seen.told
+
+    def pinned(self, tier: str) -> Collection[str]:
+        """The keys that are pinned in a tier now, by a rule or for a while after use."""
+        return frozenset(self._pinned[tier])
+
+    def tick(self) -> None:
+        """Look at the policy and the clock, and tell the tiers what has changed."""
+        policy, now = self.policy.current(), self._clock()
+        look = self._version != self.policy.version or now >= self._next_pass
+        if look:
+            begun = time.monotonic()
+            self._version = self.policy.version
+            self._seen = self._pass(policy, now)
+            self._due = {p: self._due.get(p) or next_due(p.cron, p.timezone, now) for p in self._seen.prefetches}
+            self._next_pass = now + max(PASS_SECONDS, (time.monotonic() - begun) / PASS_SHARE)
+        self._keep(policy)
+        for tier in self.tiers.tiers:
+            self._pin(tier, now, again=look)
+        for prefetch in [p for p, due in self._due.items() if due <= now]:
+            self._due[prefetch] = next_due(prefetch.cron, prefetch.timezone, now)
+            self._fetch(policy, prefetch, now)
+
+    # --- what the policy says ---
+
+    def _pass(self, policy: Policy, now: float) -> _Seen:
+        seen = _Seen()
+        if not policy.speaks_of(*ACTIONS):
+            return seen
+        for decided in self._decided(policy, now):
+            pinned: dict[str, list[str]] = {}
+            for facts, decision in decided:
+                seen.note(facts.corpus_id, decision)
+                if decision.actions.prefetch is not None:
+                    seen.prefetches.add(decision.actions.prefetch)
+                if decision.actions.pin is not None:
+                    pinned.setdefault(decision.actions.pin, []).append(facts.document_id)
+            for tier, documents in pinned.items():
+                seen.pinned[tier].update(self._keys(documents))
+        return seen
+
+    def _decided(self, policy: Policy, now: float) -> Iterator[list[tuple[DocumentFacts, Decision]]]:
+        """All documents of which something is said, a page at a time."""
+        with self._catalogue.read() as session:
+            named = session.execute(select(Corpus.id, Corpus.name)).all()
+        corpora = [corpus_id for corpus_id, name in named if policy.reaches(corpus_id, name)]
+        after = ""
+        while corpora:
+            with self._catalogue.read() as session:  # one snapshot a page: a pass may take long
+                page = page_of(session, corpora, after)
+                facts = facts_of(session, page, policy.needs_use)
+            if not page:
+                return
+            after = page[-1][0].id
+            yield [(each, policy.decide(each, now)) for each in facts]
+
+    def _keys(self, documents: Sequence[str]) -> set[str]:
+        """The keys under which documents' KV is stored by now."""
+        keys: set[str] = set()
+        for at in range(0, len(documents), BATCH):
+            query = select(ChunkRow.kv_key).join(KVObject, KVObject.key == ChunkRow.kv_key)
+            query = query.where(ChunkRow.document_id.in_(documents[at : at + BATCH]), KVObject.status == "done")
+            with self._catalogue.read() as session:
+                keys.update(key for key in session.scalars(query) if key is not None)
+        return keys
+
+    # --- what the tiers are told ---
+
+    def _keep(self, policy: Policy) -> None:
+        """Hold what was used since the last tick for as long as its document's rule says."""
+        with self._lock:
+            used, self._used = self._used, {}
+        if not used or not policy.speaks_of("keep"):
+            return
+        ids = sorted({document_id for document_id, _ in used.values()})
+        with self._catalogue.read() as session:
+            rows = _documents(session, ids)
+            facts = facts_of(session, rows, policy.needs_use)
+        keeps = {each.document_id: policy.decide(each, self._clock()).actions.keep for each in facts}
+        for key, (document_id, at) in used.items():
+            if (keep := keeps.get(document_id)) is not None:
+                self._kept[keep.tier][key] = at + keep.seconds
+
+    def _pin(self, tier: str, now: float, again: bool) -> None:
+        """Tell a tier what is to be pinned now; with `again` also what was told before and is not there."""
+        self._kept[tier] = {key: until for key, until in self._kept[tier].items() if until > now}
+        wanted = self._seen.pinned[tier] | self._kept[tier].keys()
+        self.tiers.unpin(self._pinned[tier] - wanted, tier)
+        missing = wanted - set(self.tiers.held(tier)) if again and wanted else set()
+        self.tiers.pin(missing | (wanted - self._pinned[tier]), tier)
+        self._pinned[tier] = wanted
+
+    def _fetch(self, policy: Policy, prefetch: Prefetch, now: float) -> None:
+        for decided in self._decided(policy, now):
+            keys = self._keys([facts.document_id for facts, decision in decided if decision.actions.prefetch == prefetch])
+            if self.tiers.prefetch(keys, prefetch.tier) < len(keys):
+                return  # there is no more room
+
+
+def _documents(session: Session, ids: Sequence[str]) -> list[tuple[Document, str]]:
+    found: list[tuple[Document, str]] = []
+    for at in range(0, len(ids), BATCH):
+        query = select(Document, Corpus.name).join(Corpus, Corpus.id == Document.corpus_id)
+        found += [(d, name) for d, name in session.execute(query.where(Document.id.in_(ids[at : at + BATCH])))]
+    return found
+
+
+def decide(catalogue: Catalogue, policy: Policy, document: Document, corpus: Corpus, now: float) -> Decision:
+    """What holds for one document now."""
+    with catalogue.read() as session:
+        [facts] = facts_of(session, [(document, corpus.name)], policy.needs_use)
+    return policy.decide(facts, now)

@@ -1,0 +1,112 @@
+"""GET /v1/storage, /readyz and /metrics: what lies where, which rule says so, and a broken file that everybody sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_kit import Site, running_site
+from sqlalchemy import func, select
+from test_api_routes import other_tenant
+from test_usage import RATES, TEXT, ask
+
+from storage.catalogue.schema import KVObject
+from storage.policy import file as policy_file
+
+RULES = """
+rules:
+  - {name: secret, match: {path: "secret/*"}, store: false}
+  - {name: hot, match: {corpus: terms}, pin: memory, replicate: lyon}
+"""
+
+
+@pytest.fixture
+def ruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(policy_file, "LOOK_SECONDS", 0.0)
+    (tmp_path / "policy.yaml").write_text(RULES + RATES)
+    with running_site(tmp_path) as made:
+        made.work.policy = made.parts.placement.policy.current()
+        yield made
+
+
+def storage(site: Site, key: str | None = None) -> dict[str, Any]:
+    with site.http(key) as http:
+        reply = http.get("/v1/storage")
+        reply.raise_for_status()
+        return {one["name"]: one for one in reply.json()["corpora"]}
+
+
+def metrics(site: Site) -> dict[str, float]:
+    with site.http("") as http:
+        lines = http.get("/metrics").text.splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_it_says_what_lies_where_why_and_what_it_costs_and_saves(ruled: Site) -> None:
+    corpus = ruled.corpus_of("terms", {"terms.txt": TEXT, "copy.txt": TEXT, "secret/a.txt": "Nobody must know of this."})
+    ruled.parts.placement.tick()
+    ask(ruled, corpus)
+    ruled.parts.meter.flush()
+    found = storage(ruled)["terms"]
+    with ruled.parts.catalogue.read() as session:
+        objects = session.scalar(select(func.count()).select_from(KVObject).where(KVObject.status == "done"))
+    assert found["tiers"] == {"object": {"chunks": objects, "bytes": 10 * objects, "pinned": 0}}, "ten bytes each, copies once"
+    assert found["rules"]["pin"] == {"hot": 3}
+    assert found["rules"]["replicate"] == {"hot": 3}
+    assert found["rules"]["store"] == {"secret": 1, "default": 2}
+    assert found["not_stored"] == {"secret": 1}
+    assert found["tokens_not_recomputed"] > 0
+    assert found["gpu_seconds_saved"] == pytest.approx(found["tokens_not_recomputed"] / 10)
+    assert found["cost_per_month"] == pytest.approx(10 * objects / 1e9 * 1_000_000)
+    shown = metrics(ruled)
+    owner = f'corpus="{corpus}",tenant="default"'
+    assert shown[f'preread_stored_bytes{{{owner},tier="object"}}'] == 10 * objects
+    assert shown[f"preread_tokens_not_recomputed_total{{{owner}}}"] == found["tokens_not_recomputed"]
+    assert shown[f'preread_money{{corpus="{corpus}",kind="saved",tenant="default"}}'] == pytest.approx(found["money_saved"])
+    assert shown[f"preread_stored_money_per_month{{{owner}}}"] == pytest.approx(found["cost_per_month"])
+
+
+def test_each_admin_sees_only_what_is_theirs(ruled: Site) -> None:
+    mine = ruled.corpus_of("terms", {"terms.txt": TEXT})
+    ruled.corpus_of("hidden", {"h.txt": f"hidden {TEXT}"})
+    assert set(storage(ruled)) == {"terms", "hidden"}
+    assert set(storage(ruled, ruled.key("admin", corpora=[mine]))) == {"terms"}
+    assert storage(ruled, other_tenant(ruled)) == {}
+
+
+def test_a_change_of_the_file_is_in_force_and_a_broken_one_is_seen_by_all(ruled: Site, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    corpus = ruled.corpus_of("terms", {"terms.txt": TEXT})
+    ruled.parts.placement.tick()
+    assert storage(ruled)["terms"]["rules"]["pin"] == {"hot": 1}
+    path.write_text("rules:\n- {name: cold, pin: disk}\n")
+    ruled.parts.placement.tick()
+    assert storage(ruled)["terms"]["rules"]["pin"] == {"cold": 1}
+    path.write_text("rules:\n- {name: worse, pin: ram}\n")
+    ruled.parts.placement.tick()
+    assert storage(ruled)["terms"]["rules"]["pin"] == {"cold": 1}, corpus
+    with ruled.http("") as http:
+        ready = http.get("/readyz")
+    assert ready.status_code == 200, "it answers as before"
+    assert "mistakes" in ready.json()["policy"]
+    assert "ram" not in ready.text, "the file is the operator's, the page is everybody's"
+    shown = metrics(ruled)
+    assert (shown["preread_policy_file_broken"], shown["preread_policy_failures_total"]) == (1, 1)
+    assert shown["preread_policy_reloads_total"] == 1
+    path.write_text("rules: []\n")
+    ruled.parts.placement.tick()
+    with ruled.http("") as http:
+        assert http.get("/readyz").json()["policy"] == "ok"
+
+
+def test_without_rates_and_without_a_measured_speed_savings_are_unknown_not_zero(tmp_path: Path) -> None:
+    with running_site(tmp_path) as site:
+        corpus = site.corpus_of("terms", {"terms.txt": TEXT})
+        assert storage(site)["terms"]["gpu_seconds_saved"] == 0.0, "nothing was reused"
+        ask(site, corpus)
+        site.parts.meter.flush()
+        found = storage(site)["terms"]
+        assert (found["gpu_seconds_saved"], found["money_saved"], found["currency"]) == (None, None, None)
+        assert found["tokens_not_recomputed"] > 0
