@@ -47,14 +47,17 @@ class DiskTier:
         self._resting_until = self._born = time.monotonic()
         self._reclaimed = False
         try:
-            self.folder, self._handle = _own_folder(self._root)
+            self.folder, handle = _own_folder(self._root)
+            self._handle: int | None = handle
             self._take_stock()
         except OSError as error:
             raise StorageUnavailable(f"disk tier: {error.strerror}") from error
 
     def close(self) -> None:
         """Let another process have the folder."""
-        os.close(self._handle)
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
     def load(self, key: str, profile: KVProfile) -> Copy | Miss:
         """See Tier."""

@@ -49,10 +49,10 @@ class Ledger:
         return [key for key, entry in self._entries.items() if entry.settled]
 
     def counters(self) -> dict[str, int]:
-        """Figures of now: `bytes` in use or on their way in or out, `capacity_bytes`, `pinned_bytes`, `entries`; and
-        of ever: `evictions`, `pins_refused`."""
+        """Figures of now: `bytes` in use or reserved, `capacity_bytes`, `pinned_bytes`, `entries`; and of ever:
+        `evictions`, `pins_refused`."""
         return {
-            "bytes": self.used_bytes + self._leaving_bytes,
+            "bytes": self.used_bytes,
             "capacity_bytes": self.capacity,
             "pinned_bytes": self.pinned_bytes,
             "entries": len(self._entries),
@@ -117,7 +117,7 @@ class Ledger:
 
     def pin(self, keys: Iterable[str]) -> None:
         """Keys that are never evicted from now on, be they here already or not."""
-        for key in set(keys) - self._pins:
+        for key in sorted(set(keys) - self._pins):
             self._pins.add(key)
             entry = self._entries.get(key)
             if entry is not None and entry.settled:
@@ -126,7 +126,7 @@ class Ledger:
 
     def unpin(self, keys: Iterable[str]) -> None:
         """Keys that may be evicted again."""
-        for key in set(keys) & self._pins:
+        for key in sorted(set(keys) & self._pins):
             self._pins.discard(key)
             entry = self._entries.get(key)
             if entry is not None and entry.settled:
