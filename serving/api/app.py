@@ -44,7 +44,9 @@ def build_app(parts: ApiParts) -> FastAPI:
     """The app over these parts. It starts nothing and closes nothing: the parts are their maker's."""
     app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.parts = parts
-    app.state.metrics = Metrics(partial(count_by_status, parts.catalogue), parts.engine)
+    app.state.metrics = Metrics(
+        partial(count_by_status, parts.catalogue), parts.engine, lambda: parts.objects.counters()
+    )
     errors.install(app)
     for module in ROUTERS:
         app.include_router(module.router)

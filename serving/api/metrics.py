@@ -17,7 +17,9 @@ _MS_BUCKETS = (1, 5, 20, 50, 100, 200, 500, 1000, 2000, 5000, 20000)
 class Metrics:
     """All that the API counts."""
 
-    def __init__(self, count_jobs: Callable[[], Mapping[str, int]], engine: Engine) -> None:
+    def __init__(
+        self, count_jobs: Callable[[], Mapping[str, int]], engine: Engine, count_store: Callable[[], Mapping[str, int]]
+    ) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "preread_http_requests",
@@ -48,6 +50,7 @@ class Metrics:
         self.bytes = Counter("preread_kv_bytes_fetched", "Bytes of stored KV read.", registry=self.registry)
         self.registry.register(_Jobs(count_jobs))
         self.registry.register(_Quality(engine))
+        self.registry.register(_Store(count_store))
 
     def note_answer(self, report: Report, completion_tokens: int) -> None:
         """Count one finished answer."""
@@ -75,6 +78,22 @@ class _Jobs(Collector):
         family = GaugeMetricFamily("preread_jobs", "Jobs by status.", labels=("status",))
         for status, count in self._count_jobs().items():
             family.add_metric((status,), count)
+        yield family
+
+
+class _Store(Collector):
+    """What the object store counts of itself."""
+
+    def __init__(self, count_store: Callable[[], Mapping[str, int]]) -> None:
+        self._count_store = count_store
+
+    def collect(self) -> Iterable[Metric]:
+        counts = dict(self._count_store())
+        is_open = counts.pop("breaker_open", 0)
+        yield GaugeMetricFamily("preread_object_store_breaker_open", "1: the store is being left alone.", is_open)
+        family = CounterMetricFamily("preread_object_store", "The object store's requests and troubles.", labels=("event",))
+        for event, count in counts.items():
+            family.add_metric((event,), count)
         yield family
 
 
