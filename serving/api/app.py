@@ -25,6 +25,7 @@ from serving.api.economy_metrics import EconomyMetrics
 from serving.api.metrics import Metrics
 from serving.api.middleware import Authentication, BodyLimit, RequestShell
 from serving.api.parts import ApiParts
+from serving.api.storage_metrics import StoreMetrics, TierMetrics
 from serving.doors.jobs import count_by_status
 
 ROUTERS = (
@@ -47,10 +48,13 @@ def build_app(parts: ApiParts) -> FastAPI:
     """The app over these parts. It starts nothing and closes nothing: the parts are their maker's."""
     app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.parts = parts
-    app.state.metrics = Metrics(
-        partial(count_by_status, parts.catalogue), parts.engine, parts.kv_store.chain.counters
-    )
-    app.state.metrics.registry.register(EconomyMetrics(parts.catalogue, parts.placement))
+    app.state.metrics = Metrics(partial(count_by_status, parts.catalogue), parts.engine)
+    for collector in (
+        EconomyMetrics(parts.catalogue, parts.placement),
+        TierMetrics(parts.kv_store.chain.counters),
+        StoreMetrics(lambda: parts.objects.counters()),
+    ):
+        app.state.metrics.registry.register(collector)
     errors.install(app)
     for module in ROUTERS:
         app.include_router(module.router)

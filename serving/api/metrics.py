@@ -12,36 +12,12 @@ from serving.engine.types import Engine, Report
 
 _TTFT_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 _MS_BUCKETS = (1, 5, 20, 50, 100, 200, 500, 1000, 2000, 5000, 20000)
-_TIER_COUNTERS = {
-    "hits": "Reads that the tier answered.",
-    "misses": "Reads that it did not answer.",
-    "damaged": "Copies found damaged.",
-    "bytes_read": "Bytes read from its medium.",
-    "bytes_written": "Bytes written to its medium.",
-    "promotions": "Copies taken in from slower tiers.",
-    "promotions_declined": "Copies not taken in: no room, or writing rests after an error.",
-    "promotions_dropped": "Copies not taken in: too many were waiting.",
-    "evictions": "Copies that made room for others.",
-    "write_errors": "Copies that could not be written or removed.",
-    "pins_refused": "Pinned copies that found no room.",
-}
-_TIER_GAUGES = {
-    "bytes": "Bytes in use.",
-    "capacity_bytes": "Bytes that may be in use.",
-    "pinned_bytes": "Bytes in use that are pinned.",
-    "entries": "Copies held.",
-}
 
 
 class Metrics:
     """All that the API counts."""
 
-    def __init__(
-        self,
-        count_jobs: Callable[[], Mapping[str, int]],
-        engine: Engine,
-        count_tiers: Callable[[], Mapping[str, Mapping[str, int]]],
-    ) -> None:
+    def __init__(self, count_jobs: Callable[[], Mapping[str, int]], engine: Engine) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "preread_http_requests",
@@ -72,7 +48,6 @@ class Metrics:
         self.bytes = Counter("preread_kv_bytes_fetched", "Bytes of stored KV read.", registry=self.registry)
         self.registry.register(_Jobs(count_jobs))
         self.registry.register(_Quality(engine))
-        self.registry.register(_Tiers(count_tiers))
 
     def note_answer(self, report: Report, completion_tokens: int) -> None:
         """Count one finished answer."""
@@ -101,26 +76,6 @@ class _Jobs(Collector):
         for status, count in self._count_jobs().items():
             family.add_metric((status,), count)
         yield family
-
-
-class _Tiers(Collector):
-    """What each tier of stored KV counts (see `storage.tiers`), read when asked."""
-
-    def __init__(self, count_tiers: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
-        self._count_tiers = count_tiers
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        tiers = self._count_tiers()
-        for kind, table in ((CounterMetricFamily, _TIER_COUNTERS), (GaugeMetricFamily, _TIER_GAUGES)):
-            for name, text in table.items():
-                family = kind(f"preread_kv_tier_{name}", text, labels=("tier",))
-                for tier, counts in tiers.items():
-                    if name in counts:
-                        family.add_metric((tier,), counts[name])
-                yield family
 
 
 class _Quality(Collector):

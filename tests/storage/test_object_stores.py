@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -109,6 +110,38 @@ def test_more_than_a_thousand_names_are_listed_once_each(objects):
     assert set(listed) == names
 
 
+def test_more_than_a_thousand_are_deleted_at_once_and_what_is_absent_is_no_error(objects):
+    names = [f"many/{number:04}" for number in range(1030)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: objects.put(name, [b"x"]), names))
+    objects.put("kept", [b"x"])
+    assert objects.delete_many([*names, "never/there"]) == {}
+    assert list(objects.list("")) == ["kept"]
+    assert objects.delete_many([]) == {}
+
+
+def test_entries_tell_size_and_age(objects):
+    before = time.time()
+    objects.put("a/one", [b"x" * 70])
+    objects.put("a/two", [])
+    objects.put("b", [b"y"])
+    entries = {info.name: info for info in objects.entries("a/")}
+    assert {name: info.size for name, info in entries.items()} == {"a/one": 70, "a/two": 0}
+    for info in entries.values():
+        assert before - 2 <= info.modified <= time.time() + 2, "S3 tells whole seconds"
+
+
+def test_a_sweep_takes_nothing_that_is_whole(objects):
+    objects.put("a", [b"x"])
+    assert objects.sweep(0) == 0
+    assert read(objects, "a", 1) == b"x"
+
+
+def test_it_counts_in_whole_numbers(objects):
+    objects.size("a")
+    assert all(isinstance(count, int) for count in objects.counters().values())
+
+
 BAD_NAMES = ["", "/", "/etc/passwd", "../up", "a/../b", "a/./b", "a//b", "a/", ".hidden", "a/.writing/b"]
 BAD_NAMES += ["a\\b", "a b", "a\nb", "a\0b", "é", "a" * 200, "a/=5f/b", "C:/x", "a/" * 401 + "a", "a\n"]
 
@@ -125,6 +158,8 @@ def test_a_name_that_is_unsafe_somewhere_is_refused_everywhere(objects):
             objects.read_into(name, memoryview(bytearray(1)))
         with refused:
             objects.delete(name)
+        with refused:
+            objects.delete_many(["good", name])
     assert list(objects.list("")) == []
 
 
