@@ -132,6 +132,21 @@ def s3(
     run(sizes=[int(word) for word in _words(sizes)], readers=readers, rounds=rounds, out=out)
 
 
+@app.command()
+def plan(
+    tokens: Annotated[str, typer.Option(help="Prompt lengths, separated by commas.")] = "256,2048,4096",
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """The formulae of `preread plan` beside a real model: an object's size, and prefill time over length."""
+    from bench.plan import run
+
+    run(model=model, tokens=[int(w) for w in _words(tokens)], out=out, workdir=workdir, device=device, dtype=dtype)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 

@@ -9,7 +9,18 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from serving import cli_ask, cli_demo, cli_jobs, cli_keys, cli_policy, cli_server, cli_storage, cli_storage_view, cli_work
+from serving import (
+    cli_ask,
+    cli_demo,
+    cli_jobs,
+    cli_keys,
+    cli_plan,
+    cli_policy,
+    cli_server,
+    cli_storage,
+    cli_storage_view,
+    cli_work,
+)
 from serving.cli_output import note
 from storage.errors import PrereadError
 
@@ -25,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for room in (cli_server, cli_work, cli_ask, cli_jobs, cli_demo):
+for room in (cli_server, cli_work, cli_ask, cli_jobs, cli_plan, cli_demo):
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
 app.add_typer(cli_policy.app, name="policy")

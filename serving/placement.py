@@ -152,15 +152,15 @@ class Placement:
         """Tell a tier what is to be pinned now; with `again` also what was told before and is not there."""
         self._kept[tier] = {key: until for key, until in self._kept[tier].items() if until > now}
         wanted = self._seen.pinned[tier] | self._kept[tier].keys()
-        self.tiers.unpin(self._pinned[tier] - wanted, tier)
-        missing = wanted - set(self.tiers.held(tier)) if again and wanted else set()
-        self.tiers.pin(missing | (wanted - self._pinned[tier]), tier)
+        self.tiers.unpin(tier, self._pinned[tier] - wanted)
+        missing = wanted - set(self.tiers.keys(tier)) if again and wanted else set()
+        self.tiers.pin(tier, missing | (wanted - self._pinned[tier]))
         self._pinned[tier] = wanted
 
     def _fetch(self, policy: Policy, prefetch: Prefetch, now: float) -> None:
         for decided in self._decided(policy, now):
             keys = self._keys([facts.document_id for facts, decision in decided if decision.actions.prefetch == prefetch])
-            if self.tiers.prefetch(keys, prefetch.tier) < len(keys):
+            if self.tiers.prefetch(prefetch.tier, keys) < len(keys):
                 return  # there is no more room
 
 

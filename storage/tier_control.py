@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from storage.tiers.chain import Chain
@@ -21,18 +21,18 @@ class TierControl(Protocol):
         """Those it has beside the object store, fastest first."""
         ...
 
-    def held(self, tier: str) -> Collection[str]:
+    def keys(self, tier: str) -> Collection[str]:
         """The keys that lie in a tier."""
         ...
 
-    def pin(self, keys: Iterable[str], tier: str) -> None:
+    def pin(self, tier: str, keys: Collection[str]) -> None:
         """Bring these there, and evict them for nothing else until they are unpinned or deleted."""
         ...
 
-    def unpin(self, keys: Iterable[str], tier: str) -> None: ...
+    def unpin(self, tier: str, keys: Collection[str]) -> None: ...
 
-    def prefetch(self, keys: Iterable[str], tier: str) -> int:
-        """Bring these there now, as far as there is room; how many lie there afterwards. May take long."""
+    def prefetch(self, tier: str, keys: Collection[str]) -> int:
+        """Bring these there, as far as there is room; how many are there or on their way. May take long."""
         ...
 
 
@@ -41,16 +41,16 @@ class NoTiers:
 
     tiers: tuple[str, ...] = ()
 
-    def held(self, tier: str) -> Collection[str]:
+    def keys(self, tier: str) -> Collection[str]:
         return ()
 
-    def pin(self, keys: Iterable[str], tier: str) -> None:
+    def pin(self, tier: str, keys: Collection[str]) -> None:
         return
 
-    def unpin(self, keys: Iterable[str], tier: str) -> None:
+    def unpin(self, tier: str, keys: Collection[str]) -> None:
         return
 
-    def prefetch(self, keys: Iterable[str], tier: str) -> int:
+    def prefetch(self, tier: str, keys: Collection[str]) -> int:
         return 0
 
 
@@ -61,32 +61,31 @@ class ChainControl:
         self._chain, self._profile = chain, profile
         self.tiers = chain.caches
 
-    def held(self, tier: str) -> Collection[str]:
+    def keys(self, tier: str) -> Collection[str]:
         return self._chain.keys(tier)
 
-    def pin(self, keys: Iterable[str], tier: str) -> None:
+    def pin(self, tier: str, keys: Collection[str]) -> None:
         profile = self._profile()
         if tier in self.tiers and profile is not None:
-            keys = list(keys)
             self._chain.pin(tier, keys)
             self._chain.prefetch(tier, keys, profile)
 
-    def unpin(self, keys: Iterable[str], tier: str) -> None:
+    def unpin(self, tier: str, keys: Collection[str]) -> None:
         if tier in self.tiers:
-            self._chain.unpin(tier, list(keys))
+            self._chain.unpin(tier, keys)
 
-    def prefetch(self, keys: Iterable[str], tier: str) -> int:
+    def prefetch(self, tier: str, keys: Collection[str]) -> int:
         profile = self._profile() if tier in self.tiers else None
         if profile is None:
             return 0
         wanted = list(dict.fromkeys(keys))
-        here = set(self.held(tier))
+        here = set(self.keys(tier))
         missing = [key for key in wanted if key not in here]
         for at in range(0, len(missing), BATCH):
             batch = missing[at : at + BATCH]
             self._chain.prefetch(tier, batch, profile)
             self._chain.flush(FETCH_SECONDS)
-            here = set(self.held(tier))
+            here = set(self.keys(tier))
             if not here.issuperset(batch):
                 break  # full, or out of reach: going on would only drop what has just come
         return len(here.intersection(wanted))

@@ -62,7 +62,7 @@ def show(parts: ApiParts, who: Principal) -> dict[str, Any]:
 def by_tier(parts: ApiParts, session: Session, who: Principal, corpus_ids: Sequence[str]) -> ByTier:
     """Tier → corpus → what lies there."""
     tiers = parts.placement.tiers
-    held = {tier: holdings.of_keys(session, tiers.held(tier), *_own(who, corpus_ids)) for tier in tiers.tiers}
+    held = {tier: holdings.of_keys(session, tiers.keys(tier), *_own(who, corpus_ids)) for tier in tiers.tiers}
     return _by_corpus({OBJECT: holdings.stored(session, *_own(who, corpus_ids)), **held})
 
 

@@ -16,7 +16,7 @@ from storage.errors import UserError
 from storage.policy.rules import Hits, Hook, Match, Policy, Rates, Rule, Span
 from storage.policy.source import Item, PolicyError, plain, read_yaml
 from storage.policy.times import comparison, duration, plain_schedule
-from storage.policy.types import ACTIONS, DEFAULT_RULE, TIERS, Actions, DocumentFacts, Keep, Prefetch
+from storage.policy.types import ACTIONS, DEFAULT_RULE, DEFAULT_TIER, TIERS, Actions, DocumentFacts, Keep, Prefetch
 
 MOST_RULES = 1000
 MOST_DAYS = 90  # for which uses are remembered by day
@@ -141,7 +141,7 @@ class _Parser:
         if zone and plainly and plainly[1]:
             self.wrong(body["timezone"], "the time zone is named twice: say it once")
         zone = zone or (plainly[1] if plainly else None) or "UTC"
-        tier = self.of(body, "tier", self.tier) if "tier" in body else TIERS[0]
+        tier = self.of(body, "tier", self.tier) if "tier" in body else DEFAULT_TIER
         if cron is None or tier is None:
             return None
         try:
@@ -154,7 +154,7 @@ class _Parser:
         body = self.fields(item, name, ("tier", "for"))
         if "for" not in body:
             self.wrong(item, f"{name} needs for: how long after a use, such as 2h")
-        tier = self.of(body, "tier", self.tier) if "tier" in body else TIERS[0]
+        tier = self.of(body, "tier", self.tier) if "tier" in body else DEFAULT_TIER
         seconds = self.of(body, "for", lambda item, name: self.said(item, name, duration))
         return Keep(tier, seconds) if tier and seconds else None
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 
 DAY = 86400
-TIERS = ("memory", "disk")  # into which KV may be pinned or fetched; the object store holds everything
+TIERS = ("device", "memory", "disk")  # into which KV may be pinned or fetched; the object store holds everything
+DEFAULT_TIER = "memory"
 DEFAULT_RULE = "default"  # stands for a rule's name where no rule says anything
 LANGUAGES: Mapping[str, str] = {
     "py": "python", "js": "javascript", "jsx": "javascript", "mjs": "javascript", "ts": "typescript", "tsx": "typescript",

@@ -194,7 +194,7 @@ def test_any_rules_decide_as_reading_them_from_the_top_does(rules: list[tuple[Ma
 
 WRONG: dict[str, tuple[str, str]] = {
     "an unknown field": ("rules:\n- {mtach: {}, pin: memory}", "line 2: unknown field 'mtach' in a rule; did you mean 'match'?"),
-    "an unknown tier": ("rules:\n\n- pin: ram", "line 3: pin cannot be 'ram': use memory, disk"),
+    "an unknown tier": ("rules:\n\n- pin: ram", "line 3: pin cannot be 'ram': use device, memory, disk"),
     "an unknown codec": ("rules:\n- codec: zip", "line 2: codec cannot be 'zip': use raw"),
     "a codec of a cache": ("rules:\n- codec: {memory: raw}", "line 2: codec by tier is chosen for 'object' only"),
     "a codec by age": ('rules:\n- {match: {age: "> 1d"}, codec: raw}', "leave age and use out"),
