@@ -147,6 +147,19 @@ def plan(
     run(model=model, tokens=[int(w) for w in _words(tokens)], out=out, workdir=workdir, device=device, dtype=dtype)
 
 
+@app.command()
+def trace(
+    chunks: Annotated[int, typer.Option(help="Chunks that questions are about.")] = 2000,
+    requests: Annotated[int, typer.Option(help="Requests to replay.")] = 30_000,
+    seed: Annotated[int, typer.Option(help="Of the trace.")] = 0,
+    out: Out = None,
+) -> None:
+    """What the tiers' eviction rule keeps of a Zipf trace, a scan and both, beside LRU."""
+    from bench.trace import run
+
+    run(chunks=chunks, requests=requests, seed=seed, out=out)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 

@@ -3,7 +3,10 @@
 Each process has a folder of its own, `<root>/<n>`, held by a lock that the system lets go of however the
 process ends. So one process alone knows what lies there, and its budget needs no talk with others; who starts
 again takes the same folder, and finds it warm. Nothing is synced: after a power cut a file may be any bytes,
-which its reader finds out.
+which its reader finds out. No clock is asked but the monotonic one, and no file's date.
+
+What is evicted while somebody reads it keeps its blocks until the read ends: beyond the budget there may be as
+many files as there are readers.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from storage.types import KVProfile, Miss
 BLOCK = 4096  # files are counted in whole blocks, as the disk does
 MAX_FOLDERS = 64
 REST_S = 30.0  # no writes for so long after one has failed: a full disk is not asked again at once
-ABANDONED_S = 600.0  # from our start on: until then a process that was started with us may yet take its folder
+ABANDONED_S = 600.0  # between looks for abandoned folders, from our start on: who starts with us may yet take its own
 _FILE = re.compile(r"([0-9a-f]{64})\.(\d{1,9})")
 _LOCK = "lock"
 
@@ -44,13 +47,14 @@ class DiskTier:
         self._root = Path(root)
         self._ledger = Ledger(capacity_bytes)
         self._lock = threading.Lock()  # of the ledger: never held while the disk is waited for
-        self._resting_until = self._born = time.monotonic()
-        self._reclaimed = False
+        self._resting_until = time.monotonic()
+        self._reclaim_at = self._resting_until + ABANDONED_S
+        self._handle: int | None = None
         try:
-            self.folder, handle = _own_folder(self._root)
-            self._handle: int | None = handle
+            self.folder, self._handle = _own_folder(self._root)
             self._take_stock()
         except OSError as error:
+            self.close()
             raise StorageUnavailable(f"disk tier: {error.strerror}") from error
 
     def close(self) -> None:
@@ -75,12 +79,8 @@ class DiskTier:
         entry = self._reserve(copy, fresh)
         if entry is None:
             return False
-        self._unlink(entry.victims)
-        try:
-            written = self._write(entry, copy)
-        except OSError:
-            self.counts.add(write_errors=1)
-            self._resting_until = time.monotonic() + REST_S
+        written = self._write(entry, copy) if self._unlink(entry.victims) else 0
+        if not written:
             with self._lock:
                 self._ledger.cancel(entry)
             return False
@@ -128,9 +128,9 @@ class DiskTier:
             return self.counts.snapshot() | self._ledger.counters()
 
     def reclaim(self) -> None:
-        """Call it now and then: empties, once, the folders of processes that have not come back."""
-        if not self._reclaimed and time.monotonic() - self._born > ABANDONED_S:
-            self._reclaimed = True
+        """Call it now and then: empties the folders of processes that have ended and not come back."""
+        if time.monotonic() >= self._reclaim_at:
+            self._reclaim_at = time.monotonic() + ABANDONED_S
             empty_abandoned(self._root)
 
     # --- one file ---------------------------------------------------------------------------------------
@@ -158,6 +158,7 @@ class DiskTier:
         return entry
 
     def _write(self, entry: Entry, copy: Copy) -> int:
+        """The bytes written; 0 if that failed, and then writing rests."""
         path = self._path(entry)
         temp = self.folder / f"{uuid.uuid4().hex}.writing"
         try:
@@ -166,13 +167,16 @@ class DiskTier:
             path.parent.mkdir(exist_ok=True)
             os.replace(temp, path)
         except OSError:
+            self.counts.add(write_errors=1)
+            self._resting_until = time.monotonic() + REST_S
             with contextlib.suppress(OSError):
                 os.unlink(temp)
-            raise
+            return 0
         return written
 
-    def _unlink(self, entries: Collection[Entry]) -> None:
-        """Take files away. One that will not go stays counted."""
+    def _unlink(self, entries: Collection[Entry]) -> bool:
+        """Take files away; whether all went. One that will not go stays counted."""
+        gone = True
         for entry in entries:
             try:
                 os.unlink(self._path(entry))
@@ -180,9 +184,11 @@ class DiskTier:
                 pass
             except OSError:
                 self.counts.add(write_errors=1)
+                gone = False
                 continue
             with self._lock:
                 self._ledger.release(entry)
+        return gone
 
     def _path(self, entry: Entry) -> Path:
         return self.folder / entry.key[:2] / f"{entry.key}.{entry.cost}"

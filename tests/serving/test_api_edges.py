@@ -169,6 +169,9 @@ def test_metrics_count_answers_jobs_and_requests(site: Site) -> None:
     assert 'preread_jobs{status="completed"} 1.0' in text
     assert "preread_ttft_seconds_count 1.0" in text
     assert 'route="/v1/chat/completions",status="200"' in text
+    assert 'preread_kv_tier_hits_total{tier="store"} 0.0' in text
+    assert 'preread_kv_tier_capacity_bytes{tier="memory"} 0.0' in text
+    assert 'preread_kv_tier_evictions_total{tier="store"}' not in text, "it has no budget"
 
 
 def test_healthz_answers_while_all_threads_are_busy(site: Site, monkeypatch) -> None:

@@ -68,6 +68,8 @@ def test_the_report_adds_up_and_names_what_was_not_reused(method: str, site: Eng
     assert [c.chunk_id for c in outcome.used_chunks] == [0, 1, 2, 7]
     reasons = {c.chunk_id: c.reason for c in report.not_reused}
     assert reasons == (dict.fromkeys([0, 1, 2, 7], "method") if method == "full" else {7: "pending"})
+    tiers = {c.chunk_id: c.tier for c in report.reused}
+    assert tiers == ({} if method == "full" else dict.fromkeys([0, 1, 2], "store"))
     assert (report.bytes_fetched > 0) == (method != "full")
     assert set(report.ms) == {"plan", "queue", "fetch", "assemble", "blend", "first_token"}
     assert report.full_prefill_reason is None

@@ -102,6 +102,19 @@ def test_what_recomputing_costs_is_known_after_a_restart(disk: DiskTier) -> None
     after.close()
 
 
+def test_dates_of_files_mean_nothing(disk: DiskTier) -> None:
+    for copy in COPIES[:8]:
+        disk.offer(copy, always)
+    for number, key in enumerate(KEYS[:8]):
+        os.utime(cached_file(disk, key), times=[(0, 0), (4e9, 4e9)][number % 2])
+    (disk.folder / "torn.writing").touch()
+    os.utime(disk.folder / "torn.writing", times=(4e9, 4e9))
+    after = again(disk)
+    assert sorted(after.keys()) == sorted(KEYS[:8])
+    assert not (disk.folder / "torn.writing").exists()
+    after.close()
+
+
 def test_a_folder_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageUnavailable):
@@ -276,6 +289,21 @@ def test_writing_rests_after_an_error_and_goes_on_later(disk: DiskTier, monkeypa
     now[0] += disk_module.REST_S
     assert disk.offer(COPIES[0], always)
     assert disk.counters()["bytes"] == bytes_on_disk(disk.folder)
+
+
+def test_what_cannot_be_removed_stays_counted(tmp_path: Path, monkeypatch) -> None:
+    disk = DiskTier(tmp_path / "cache", 2 * SIZE)
+    for copy in COPIES[:2]:
+        disk.offer(copy, always)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_module.os, "unlink", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        assert not disk.offer(COPIES[2], always)
+        disk.forget(KEYS[:2])
+    assert bytes_on_disk(disk.folder) == 2 * SIZE
+    assert disk.keys() == []
+    assert not disk.offer(COPIES[2], always), "there is no room"
+    assert bytes_on_disk(disk.folder) == 2 * SIZE
+    disk.close()
 
 
 @pytest.fixture

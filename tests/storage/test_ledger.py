@@ -119,6 +119,20 @@ def test_what_is_on_its_way_is_not_there_and_cannot_be_evicted() -> None:
     assert ledger.get("a") is entry
 
 
+def test_what_is_leaving_gives_no_room_to_others() -> None:
+    ledger = filled(2, 50)
+    small = ledger.reserve("small", 10, 1)
+    assert small is not None
+    assert [victim.key for victim in small.victims] == ["k0"]
+    other = ledger.reserve("other", 40, 1)
+    assert other is not None
+    assert [victim.key for victim in other.victims] == ["k1"], "k0 may still lie there"
+    assert ledger.reserve("third", 10, 1) is None
+    for victim in (*small.victims, *other.victims):
+        ledger.release(victim)
+    assert ledger.reserve("third", 50, 1) is not None
+
+
 def test_who_finds_no_room_evicts_nothing() -> None:
     ledger = filled(5, 20)
     ledger.pin(["k0"])
