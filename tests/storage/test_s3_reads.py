@@ -79,6 +79,13 @@ def test_bytes_that_drip_in_do_not_outlast_the_deadline(server, connect, drip):
     assert 0.5 < time.monotonic() - begun < 2
 
 
+def test_a_slow_server_within_the_deadline_gives_the_right_record(server, connect):
+    server.plan = [None, "slow-body"]
+    kv = KVStore(connect())
+    assert same(kv.get_many([RECORD.key], RECORD.profile, 10)[RECORD.key], RECORD)
+    assert kv.counters()["hits"] == 1
+
+
 def test_the_deadline_covers_all_attempts_and_their_pauses(server, connect):
     server.always = 503
     begun = time.monotonic()
