@@ -22,9 +22,9 @@ class RudeServer:
     """`plan` is consumed one behaviour per request; once empty, requests are answered well.
 
     Behaviours: a status code, "reset", "stall", "reset-body", "stall-body", "short-body", "slow-body", "no-range",
-    "drip-body" and "drip-head" (a byte every 20 ms), "error-200" (an error's text as a success), "other-range", "other-etag", "skewed"
-    (403 for a wrong clock), "close" (a good answer, then the connection is closed without a word). Bytes are what to
-    answer to any method, with status 200.
+    "drip-body" and "drip-head" (a byte every 20 ms), "error-200" (an error's text as a success), "other-range",
+    "other-etag", "skewed" (403 for a wrong clock), "close" (a good answer, then the connection is closed without a word).
+    Bytes are what to answer to any method, with status 200.
     `always` comes after the plan, instead of good answers.
     """
 
