@@ -78,6 +78,12 @@ class SealedStore:
         sealer = self._sealer(bytes(header), name)
         return _open_frames(sealer, read, at_end, first, buffer, offset)
 
+    def read_all(self, name: str, allocate: Callable[[int], memoryview]) -> int:
+        """See ObjectStore. The sealed bytes are held in memory beside the plain ones."""
+        below = _read_all(self._inner, name)
+        sealer = self._sealer(bytes(below[: _HEADER.size]), name)
+        return _open_frames(sealer, below[_HEADER.size :], True, 0, allocate(plain_size(len(below))), 0)
+
     def delete(self, name: str) -> bool:
         """See ObjectStore."""
         return self._inner.delete(name)
@@ -112,10 +118,7 @@ class SealedStore:
         if sealed and _HEADER.unpack(header)[2] == self._newest:
             return False
         source: ObjectStore = self if sealed else self._inner
-        data = np.empty(source.size(name) or 0, np.uint8).data
-        if source.read_into(name, data) != len(data):
-            raise ObjectDamaged(f"{name} changed while it was read")
-        self.put(name, [data])
+        self.put(name, [_read_all(source, name)])
         return True
 
     def _sealer(self, header: bytes, name: str) -> _Sealer:
@@ -138,6 +141,18 @@ def plain_size(stored: int) -> int:
     """The size of what is sealed in an object of `stored` bytes."""
     body = stored - _HEADER.size
     return max(0, body - TAG * max(1, -(-body // _STEP)))
+
+
+def _read_all(store: ObjectStore, name: str) -> memoryview:
+    buffer = memoryview(b"")
+
+    def allocate(size: int) -> memoryview:
+        nonlocal buffer
+        buffer = np.empty(size, np.uint8).data
+        return buffer
+
+    count = store.read_all(name, allocate)
+    return buffer[:count]
 
 
 def _derive(key: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:

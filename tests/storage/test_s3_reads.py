@@ -154,6 +154,39 @@ def test_an_answer_to_another_question_is_unavailable_and_never_a_record(server,
     assert same(store.get(RECORD.key, RECORD.profile), RECORD)
 
 
+@pytest.mark.parametrize("fault", ["error-200", "no-range", "other-range", "short-body", "reset-body", 500, 403])
+def test_an_object_of_unknown_size_is_read_right_or_not_at_all(server, connect, fault):
+    server.always = fault
+    with pytest.raises(StorageUnavailable):
+        read_whole(connect())
+    server.always = None
+    assert read_whole(connect()) == DATA
+    server.plan, server.requests = [fault if isinstance(fault, int) else "reset-body"], []
+    if fault != 403:
+        assert read_whole(connect(attempts=3)) == DATA
+        assert len(server.requests) == 2, "one request tells the size and brings the bytes"
+
+
+def read_whole(store: S3Store) -> bytes:
+    data = bytearray()
+
+    def allocate(size: int) -> memoryview:
+        nonlocal data
+        data = bytearray(size)
+        return memoryview(data)
+
+    assert store.read_all("a", allocate) == len(data)
+    return bytes(data)
+
+
+def test_a_large_object_of_unknown_size_changes_nowhere_in_between(server, connect, monkeypatch):
+    monkeypatch.setattr(s3, "RANGE", len(DATA) // 3)
+    assert read_whole(connect()) == DATA
+    server.plan = [None, "other-etag"]
+    with pytest.raises(StorageUnavailable, match="changed"):
+        read_whole(connect())
+
+
 def test_an_object_that_changes_between_two_ranges_is_not_mixed(server, connect, monkeypatch):
     monkeypatch.setattr(s3, "RANGE", len(DATA) // 3)
     server.plan = [None, "other-etag"]
