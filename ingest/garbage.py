@@ -131,25 +131,23 @@ class Collector:
     """Collects as part of the tick: one part of the store at a time, and rarely."""
 
     def __init__(
-        self, catalogue: Catalogue, open_objects: Callable[[], ObjectStore], *, every_s: float = EVERY_SECONDS,
-        grace_s: float = GRACE_SECONDS, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self, catalogue: Catalogue, open_objects: Callable[[], ObjectStore], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`open_objects` is asked for the store when it is time, so that a store that is down holds up no tick before."""
         self._catalogue, self._open_objects, self._clock = catalogue, open_objects, clock
-        self._every_s, self._grace_s = every_s, grace_s
         self._part = random.randrange(len(PARTS))  # processes that are started often reach every part all the same
-        self._due = clock() + every_s
+        self._due = clock() + EVERY_SECONDS
 
     def tick(self) -> Collected:
         """Take the next part if it is time; a store that does not answer is asked for the next part next time."""
         if self._clock() < self._due:
             return Collected()
-        self._due = self._clock() + self._every_s
+        self._due = self._clock() + EVERY_SECONDS
         self._part = (self._part + 1) % len(PARTS)
         try:
             objects = self._open_objects()
             if self._part == 0:
-                objects.sweep(self._grace_s)
-            return collect(self._catalogue, objects, PARTS[self._part], grace_s=self._grace_s)
+                objects.sweep(GRACE_SECONDS)
+            return collect(self._catalogue, objects, PARTS[self._part])
         except StorageUnavailable:
             return Collected()

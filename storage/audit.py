@@ -17,9 +17,15 @@ _PREFIX = struct.Struct("<8sII")  # as in docs/object-format.md: magic, version,
 
 def check(objects: ObjectStore, name: str) -> Miss | None:
     """Why the object `name`, which ends in its key, is not good; None if it is. Raises StorageUnavailable."""
+    buffer = torch.empty(0, dtype=torch.uint8)
+
+    def allocate(size: int) -> memoryview:
+        nonlocal buffer
+        buffer = torch.empty(size, dtype=torch.uint8)
+        return buffer.numpy().data
+
     try:
-        buffer = torch.empty(objects.size(name) or 0, dtype=torch.uint8)
-        if objects.read_into(name, buffer.numpy().data) != buffer.numel():
+        if objects.read_all(name, allocate) != buffer.numel():
             return Miss.DAMAGED
     except ObjectDamaged:
         return Miss.DAMAGED

@@ -11,7 +11,8 @@ import os
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 
 from storage.errors import ObjectMissing, StorageUnavailable
@@ -60,17 +61,24 @@ class FolderStore:
 
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
         """See ObjectStore. Reads straight into `buffer`."""
-        path, done = self._path(name), 0
+        with self._open(name) as file:
+            return _fill(file, buffer, offset)
+
+    def read_all(self, name: str, allocate: Callable[[int], memoryview]) -> int:
+        """See ObjectStore."""
+        with self._open(name) as file:
+            return _fill(file, allocate(os.fstat(file.fileno()).st_size), 0)
+
+    @contextlib.contextmanager
+    def _open(self, name: str) -> Iterator[FileIO]:
+        path = self._path(name)
         with _mapped("read", name):
             try:
-                file = open(path, "rb", buffering=0)
+                file = FileIO(path)
             except _ABSENT:
                 raise ObjectMissing(f"no object {name}") from None
             with file:
-                file.seek(offset)
-                while done < len(buffer) and (count := file.readinto(buffer[done:])):
-                    done += count
-        return done
+                yield file
 
     def delete(self, name: str) -> bool:
         """See ObjectStore. Durable on return."""
@@ -152,6 +160,14 @@ def _write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def _fill(file: FileIO, buffer: memoryview, offset: int) -> int:
+    done = 0
+    file.seek(offset)
+    while done < len(buffer) and (count := file.readinto(buffer[done:])):
+        done += count
+    return done
 
 
 def _sync_folder(folder: Path) -> None:

@@ -43,13 +43,13 @@ class Retry:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def run(self, act: Callable[[float], T], deadline_s: float | None = None) -> T:
+    def run(self, act: Callable[[float], T]) -> T:
         """`act(end)` until it succeeds; it must not go on past `end` of the monotonic clock.
 
         Raises its last error, or StorageUnavailable while the breaker is open."""
         probe = self._breaker.enter()
         started = time.monotonic()
-        end = latest_end(self._deadline_s if deadline_s is None else deadline_s)
+        end = latest_end(self._deadline_s)
         for attempt in itertools.count(1):
             self._count("requests")
             try:

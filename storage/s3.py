@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import boto3
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 STALE_SECONDS = 24 * 3600.0  # an upload that was begun a day ago has no writer any more
 DELETES = 1000  # names to a request, as S3 allows
-RANGE = 16 << 20  # larger reads are split
+# Larger reads are split. Where a connection gives 50 MB/s, 16 MiB is as fast as less and takes less CPU, and 32 is slower.
+RANGE = 16 << 20
 READERS = 4  # threads for one split read, the caller's among them
 MAX_READERS = 16  # more threads than callers, all split reads together
 _SIGNED_S = 3600  # each URL is signed for one attempt; this much may our clock be late
@@ -165,18 +166,33 @@ class S3Store:
                 raise
 
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
-        """See ObjectStore. Straight into `buffer`; a large one by several requests at once."""
+        """See ObjectStore. A large range by several requests at once."""
         if not len(buffer):
             return self._read_nothing(name)
         key = self._key(name)
-        pieces = [(offset + at, buffer[at : at + RANGE]) for at in range(0, len(buffer), RANGE)]
         with mapped("read", name):
-            if len(pieces) == 1:
-                return self._get(key, offset, buffer).count
-            got = spread(lambda piece: self._get(key, *piece), pieces, self._spare_readers, READERS)
-            if len({each.etag for each in got if each.count}) > 1:
-                raise Misanswered("the object changed while it was read")
-            return sum(each.count for each in got)
+            return self._count(self._get_split(key, buffer, offset))
+
+    def read_all(self, name: str, allocate: Callable[[int], memoryview]) -> int:
+        """See ObjectStore. One request tells the size and brings the first 16 MiB; the rest comes by several at once."""
+        key = self._key(name)
+        with mapped("read", name):
+            first, buffer = self._retry.run(
+                lambda end: self._http.get_first(self._sign("get_object", key), RANGE, allocate, end)
+            )
+            rest = self._get_split(key, buffer[first.count :], first.count) if first.count < first.total else []
+            return self._count([first, *rest])
+
+    def _get_split(self, key: str, buffer: memoryview, offset: int) -> Sequence[Got]:
+        pieces = [(offset + at, buffer[at : at + RANGE]) for at in range(0, len(buffer), RANGE)]
+        if len(pieces) == 1:
+            return [self._get(key, offset, buffer)]
+        return spread(lambda piece: self._get(key, *piece), pieces, self._spare_readers, READERS)
+
+    def _count(self, got: Sequence[Got]) -> int:
+        if len({each.etag for each in got if each.count}) > 1:
+            raise Misanswered("the object changed while it was read")
+        return sum(each.count for each in got)
 
     def _get(self, key: str, offset: int, buffer: memoryview) -> Got:
         # Signed for every attempt: a clock that was wrong, or a key that was changed, is right the next time.

@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
@@ -40,10 +40,11 @@ class Misanswered(ConnectionError):
 
 @dataclass(frozen=True)
 class Got:
-    """`count` bytes are in the buffer, of the object's version `etag`."""
+    """`count` bytes are in the buffer, of the object's version `etag`, which has `total`."""
 
     count: int
     etag: str
+    total: int
 
 
 class S3Http:
@@ -69,19 +70,24 @@ class S3Http:
 
     def get(self, url: str, buffer: memoryview, offset: int, end: float) -> Got:
         """The bytes from `offset` on into `buffer`, in place; fewer where the object ends."""
-        wanted = f"bytes={offset}-{offset + len(buffer) - 1}"
-        with self._answer("GET", url, wanted, end) as answer:
+        with self._answer("GET", url, (offset, len(buffer)), end) as answer:
             if answer.status == 416:
                 answer.read(_MAX_ERROR)
-                return Got(0, "")  # the object ends before `offset`
-            if answer.status not in (200, 206):
-                raise _refused(answer, answer.read(_MAX_ERROR))
-            count, done = _promised(answer, offset, len(buffer)), 0
-            while done < count:
-                if not (read := answer.readinto(buffer[done:count])):
-                    raise ConnectionError("the body ended early")
-                done += read
-            return Got(count, answer.getheader("ETag", ""))
+                return Got(0, "", 0)  # the object ends before `offset`
+            if answer.status == 200 and not offset and int(answer.getheader("Content-Length") or -1) >= len(buffer):
+                return _fill(answer, buffer, len(buffer))  # a server that knows no ranges
+            count, total = _promised(answer, offset, len(buffer))
+            return _fill(answer, buffer[:count], total)
+
+    def get_first(self, url: str, most: int, allocate: Callable[[int], memoryview], end: float) -> tuple[Got, memoryview]:
+        """Up to `most` bytes from the start on, into what `allocate` gives for the whole object; and that."""
+        with self._answer("GET", url, (0, most), end) as answer:
+            if answer.status == 416:
+                answer.read(_MAX_ERROR)
+                return Got(0, "", 0), allocate(0)  # empty
+            count, total = _promised(answer, 0, most)
+            buffer = allocate(total)
+            return _fill(answer, buffer[:count], total), buffer
 
     def close(self) -> None:
         """Closes the connections that nobody uses."""
@@ -91,11 +97,13 @@ class S3Http:
                     idle.pop().close()
 
     @contextlib.contextmanager
-    def _answer(self, method: str, url: str, wanted: str | None, end: float) -> Iterator[http.client.HTTPResponse]:
-        """The answer's head; its connection is kept if the body has been read to its end."""
+    def _answer(
+        self, method: str, url: str, wanted: tuple[int, int] | None, end: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer's head; its connection is kept if the body has been read to its end. `wanted`: offset, length."""
         where = urlsplit(url)
         origin = where.scheme, where.netloc
-        headers = {"Accept-Encoding": "identity"} | ({"Range": wanted} if wanted else {})
+        headers = {"Accept-Encoding": "identity"} | _range(wanted)
         connection, answer = self._ask(origin, method, f"{where.path}?{where.query}", headers, end)
         healthy = False
         try:
@@ -140,19 +148,32 @@ class S3Http:
             return self._tls
 
 
-def _promised(answer: http.client.HTTPResponse, offset: int, asked: int) -> int:
-    """How many bytes of what was asked the answer brings. Raises Misanswered if it brings something else."""
-    length = int(answer.getheader("Content-Length") or -1)
-    if answer.status == 206:
-        found = _RANGE.fullmatch(answer.getheader("Content-Range", ""))
-        first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
-        if first != offset or last - first + 1 != length or length != min(asked, total - offset):
-            raise Misanswered("another range than was asked for")
-        return length
-    # Some servers answer 200 to a range that is the whole. An error's text in a 200 is of another length.
-    if offset or length < asked:
+def _range(wanted: tuple[int, int] | None) -> dict[str, str]:
+    return {} if wanted is None else {"Range": f"bytes={wanted[0]}-{wanted[0] + wanted[1] - 1}"}
+
+
+def _promised(answer: http.client.HTTPResponse, offset: int, asked: int) -> tuple[int, int]:
+    """How many bytes of the range the answer brings, and of how many. Raises Refused, or Misanswered if it brings
+    something else: an error's text in a 200 is no range."""
+    if answer.status not in (200, 206):
+        raise _refused(answer, answer.read(_MAX_ERROR))
+    found = _RANGE.fullmatch(answer.getheader("Content-Range", ""))
+    if answer.status == 200 or found is None:
         raise Misanswered("the server ignored the range")
-    return asked
+    first, last, total = map(int, found.groups())
+    length = int(answer.getheader("Content-Length") or -1)
+    if first != offset or last - first + 1 != length or length != min(asked, total - offset):
+        raise Misanswered("another range than was asked for")
+    return length, total
+
+
+def _fill(answer: http.client.HTTPResponse, buffer: memoryview, total: int) -> Got:
+    done = 0
+    while done < len(buffer):
+        if not (count := answer.readinto(buffer[done:])):
+            raise ConnectionError("the body ended early")
+        done += count
+    return Got(done, answer.getheader("ETag", ""), total)
 
 
 def _refused(answer: http.client.HTTPResponse, body: bytes) -> Refused:

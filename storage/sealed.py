@@ -6,6 +6,7 @@ marks the last one, so that frames can be read by themselves but neither reorder
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import struct
@@ -25,6 +26,7 @@ VERSION = 1
 FRAME = 1 << 20  # bytes of plain text; part of version 1
 TAG = 16
 MIN_SECRET = 32  # bytes
+KEPT, KEPT_BYTES = 4, 80 << 20  # scratch memory: as many readers as a request has, each with a large model's chunk
 _HEADER = struct.Struct("<8sI4x16s16s16s")  # magic, version, id of the root key, owner, salt
 _STEP = FRAME + TAG
 
@@ -43,6 +45,7 @@ class SealedStore:
         self._inner, self._owner = inner, owner
         self._roots: Mapping[bytes, bytes] = {_derive(secret, b"id", 16): secret for secret in secrets}
         self._newest = _derive(secrets[0], b"id", 16)
+        self._scratch = _Scratches()
 
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
         """See ObjectStore. The sealed bytes of the whole object are held in memory."""
@@ -78,6 +81,13 @@ class SealedStore:
         sealer = self._sealer(bytes(header), name)
         return _open_frames(sealer, read, at_end, first, buffer, offset)
 
+    def read_all(self, name: str, allocate: Callable[[int], memoryview]) -> int:
+        """See ObjectStore. The sealed bytes are held in memory beside the plain ones."""
+        with self._scratch.taken() as scratch:
+            below = scratch.read_all(self._inner, name)
+            sealer = self._sealer(bytes(below[: _HEADER.size]), name)
+            return _open_frames(sealer, below[_HEADER.size :], True, 0, allocate(plain_size(len(below))), 0)
+
     def delete(self, name: str) -> bool:
         """See ObjectStore."""
         return self._inner.delete(name)
@@ -112,10 +122,7 @@ class SealedStore:
         if sealed and _HEADER.unpack(header)[2] == self._newest:
             return False
         source: ObjectStore = self if sealed else self._inner
-        data = np.empty(source.size(name) or 0, np.uint8).data
-        if source.read_into(name, data) != len(data):
-            raise ObjectDamaged(f"{name} changed while it was read")
-        self.put(name, [data])
+        self.put(name, [_Scratch().read_all(source, name)])
         return True
 
     def _sealer(self, header: bytes, name: str) -> _Sealer:
@@ -138,6 +145,45 @@ def plain_size(stored: int) -> int:
     """The size of what is sealed in an object of `stored` bytes."""
     body = stored - _HEADER.size
     return max(0, body - TAG * max(1, -(-body // _STEP)))
+
+
+class _Scratch:
+    """Memory for sealed bytes that is kept for the next object: memory fresh from the system costs as much as decrypting."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def read_all(self, store: ObjectStore, name: str) -> memoryview:
+        """An object as it lies in the store; valid until the next one is read."""
+        return self._view(store.read_all(name, self._view))
+
+    def _view(self, size: int) -> memoryview:
+        if size > self._memory.size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory.data[:size]
+
+    @property
+    def is_small(self) -> bool:
+        return self._memory.size <= KEPT_BYTES
+
+
+class _Scratches:
+    """A few of them, shared between threads. Larger ones than KEPT_BYTES are not kept."""
+
+    def __init__(self) -> None:
+        self._free: list[_Scratch] = []
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[_Scratch]:
+        try:
+            scratch = self._free.pop()
+        except IndexError:
+            scratch = _Scratch()
+        try:
+            yield scratch
+        finally:
+            if scratch.is_small and len(self._free) < KEPT:
+                self._free.append(scratch)
 
 
 def _derive(key: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:

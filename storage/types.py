@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -173,6 +173,12 @@ class ObjectStore(Protocol):
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
         """Fill `buffer` from byte `offset`; the number of bytes read (short at the end). Raises ObjectMissing,
         StorageUnavailable."""
+        ...
+
+    def read_all(self, name: str, allocate: Callable[[int], memoryview]) -> int:
+        """Read the whole object into what `allocate(size)` gives, which may be called again when a try has failed.
+        The bytes read. Saves a remote store the question for the size. Raises ObjectMissing, StorageUnavailable, and
+        whatever `allocate` raises."""
         ...
 
     def delete(self, name: str) -> bool:

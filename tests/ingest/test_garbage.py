@@ -150,7 +150,7 @@ def test_one_call_takes_no_more_than_it_is_told(work):
 
 def test_the_tick_takes_one_part_at_a_time_and_reaches_all(work):
     now = [0.0]
-    collector = Collector(work.catalogue, lambda: work.objects, every_s=30, clock=lambda: now[0])
+    collector = Collector(work.catalogue, lambda: work.objects, clock=lambda: now[0])
     names = [kv_name(f"{number:02x}" * 32) for number in range(0, 256, 51)] + [raw_name("t", "ab" * 32)]
     for name in names:
         work.objects.put(name, [b"x"])

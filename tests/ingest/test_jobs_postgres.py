@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -12,13 +13,17 @@ from fixtures_work import Work, open_work, paragraphs
 from sqlalchemy import update
 
 from ingest import schedules
+from ingest.files import raw_name, read_file, store_file
+from ingest.garbage import PARTS, collect
 from ingest.jobs import cancel
 from ingest.leases import reap
+from ingest.purge import sweep
 from ingest.schedules import create_schedule
 from ingest.ticker import Ticker
 from precompute import rows
 from storage.catalogue.engine import migrate
 from storage.catalogue.schema import Corpus, Document, Job, JobFile, KVObject, ScheduleRun
+from storage.kvstore import KVStore
 
 pytestmark = pytest.mark.services
 WORKERS = 4
@@ -112,3 +117,43 @@ def test_a_schedule_fires_once_and_a_cancelled_job_ends(works: list[Work], tmp_p
     with work.catalogue.write() as session:
         cancel(session, job)
     assert work.view(job)["status"] == "cancelled"
+
+
+def test_an_upload_and_the_collection_of_its_orphan_at_the_same_time_keep_the_bytes(works: list[Work]) -> None:
+    """The upload finds its bytes there already, and they are deleted before its row is written."""
+    collecting, uploading = works[0], works[1]
+    data, uploads = b"the same bytes again", []
+    collecting.corpus()
+    name = raw_name("t1", hashlib.sha256(data).hexdigest())
+    collecting.objects.put(name, [data])
+    delete_many = collecting.objects.delete_many
+
+    def upload() -> None:
+        uploads.append(store_file(uploading.catalogue, uploading.objects, "t1", "a.txt", data))
+
+    thread = threading.Thread(target=upload)
+
+    def delete_while_uploading(names: list[str]) -> dict[str, str]:
+        thread.start()
+        time.sleep(0.5)
+        assert not uploads, "its row must wait"
+        return delete_many(names)
+
+    collecting.objects.delete_many = delete_while_uploading
+    for part in PARTS:
+        if name.startswith(part):
+            assert collect(collecting.catalogue, collecting.objects, part, grace_s=-5).taken == 1
+    thread.join()
+    assert read_file(uploading.objects, uploads[0]) == data
+
+
+def test_orphans_go_from_several_processes_at_once(works: list[Work]) -> None:
+    objects = works[0].objects
+    keys = [f"ab{number:062}" for number in range(20)]
+    for key in keys:
+        objects.put(f"kv/ab/{key}", [b"x"])
+    together(works, lambda w: collect(w.catalogue, w.objects, "kv/ab/", grace_s=-5))
+    assert works[0].count(KVObject, KVObject.status == "purge") == 20
+    together(works, lambda w: sweep(w.catalogue, KVStore(w.objects).delete))
+    assert list(objects.list("")) == []
+    assert works[0].count(KVObject) == 0

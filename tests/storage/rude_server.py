@@ -21,10 +21,10 @@ class _Http(ThreadingHTTPServer):
 class RudeServer:
     """`plan` is consumed one behaviour per request; once empty, requests are answered well.
 
-    Behaviours: a status code, "reset", "stall", "reset-body", "stall-body", "short-body", "no-range", "drip-body" and
-    "drip-head" (a byte every 20 ms), "error-200" (an error's text as a success), "other-range", "other-etag", "skewed"
-    (403 for a wrong clock), "close" (a good answer, then the connection is closed without a word). Bytes are what to
-    answer to any method, with status 200.
+    Behaviours: a status code, "reset", "stall", "reset-body", "stall-body", "short-body", "slow-body", "no-range",
+    "drip-body" and "drip-head" (a byte every 20 ms), "error-200" (an error's text as a success), "other-range",
+    "other-etag", "skewed" (403 for a wrong clock), "close" (a good answer, then the connection is closed without a word).
+    Bytes are what to answer to any method, with status 200.
     `always` comes after the plan, instead of good answers.
     """
 
@@ -153,6 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         if behaviour == "stall-body":
             self.rude.stop.wait()
+        elif behaviour == "slow-body":
+            self.rude.stop.wait(0.2)
+            self.wfile.write(data[len(data) // 2 :])
         elif behaviour == "reset-body":
             self._reset()
         self.close_connection = True

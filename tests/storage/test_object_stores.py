@@ -35,6 +35,47 @@ def test_an_object_of_several_megabytes_comes_back(objects):
     assert read(objects, NAME, len(data)) == data
 
 
+class Memory:
+    """What `read_all` asks memory of."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.data = bytearray()
+
+    def __call__(self, size: int) -> memoryview:
+        self.asked.append(size)
+        self.data = bytearray(size)
+        return memoryview(self.data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, (1 << 20) - 1, 1 << 20, (33 << 20) + 7])
+def test_an_object_is_read_whole_without_knowing_its_size(objects, size):
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    objects.put(NAME, [data])
+    memory = Memory()
+    assert objects.read_all(NAME, memory) == size
+    assert memory.asked == [size]
+    assert memory.data == data
+
+
+def test_reading_whole_what_is_absent_asks_for_no_memory(objects):
+    memory = Memory()
+    with pytest.raises(ObjectMissing):
+        objects.read_all(NAME, memory)
+    assert memory.asked == []
+
+
+def test_who_has_no_memory_for_an_object_says_so_in_its_own_words(objects):
+    objects.put(NAME, [b"x" * 100])
+
+    def refuse(size: int) -> memoryview:
+        raise MemoryError(str(size))
+
+    with pytest.raises(MemoryError, match="100"):
+        objects.read_all(NAME, refuse)
+    assert read(objects, NAME, 100) == b"x" * 100
+
+
 def test_an_empty_object_is_an_object(objects):
     assert objects.put(NAME, []) == 0
     assert objects.size(NAME) == 0
@@ -158,6 +199,8 @@ def test_a_name_that_is_unsafe_somewhere_is_refused_everywhere(objects):
             objects.read_into(name, memoryview(bytearray(1)))
         with refused:
             objects.delete(name)
+        with refused:
+            objects.read_all(name, Memory())
         with refused:
             objects.delete_many(["good", name])
     assert list(objects.list("")) == []

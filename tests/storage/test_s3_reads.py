@@ -79,6 +79,13 @@ def test_bytes_that_drip_in_do_not_outlast_the_deadline(server, connect, drip):
     assert 0.5 < time.monotonic() - begun < 2
 
 
+def test_a_slow_server_within_the_deadline_gives_the_right_record(server, connect):
+    server.plan = [None, "slow-body"]
+    kv = KVStore(connect())
+    assert same(kv.get_many([RECORD.key], RECORD.profile, 10)[RECORD.key], RECORD)
+    assert kv.counters()["hits"] == 1
+
+
 def test_the_deadline_covers_all_attempts_and_their_pauses(server, connect):
     server.always = 503
     begun = time.monotonic()
@@ -145,6 +152,39 @@ def test_an_answer_to_another_question_is_unavailable_and_never_a_record(server,
     assert store.counters()["miss_damaged"] == 0
     server.always = None
     assert same(store.get(RECORD.key, RECORD.profile), RECORD)
+
+
+@pytest.mark.parametrize("fault", ["error-200", "no-range", "other-range", "short-body", "reset-body", 500, 403])
+def test_an_object_of_unknown_size_is_read_right_or_not_at_all(server, connect, fault):
+    server.always = fault
+    with pytest.raises(StorageUnavailable):
+        read_whole(connect())
+    server.always = None
+    assert read_whole(connect()) == DATA
+    server.plan, server.requests = [fault if isinstance(fault, int) else "reset-body"], []
+    if fault != 403:
+        assert read_whole(connect(attempts=3)) == DATA
+        assert len(server.requests) == 2, "one request tells the size and brings the bytes"
+
+
+def read_whole(store: S3Store) -> bytes:
+    data = bytearray()
+
+    def allocate(size: int) -> memoryview:
+        nonlocal data
+        data = bytearray(size)
+        return memoryview(data)
+
+    assert store.read_all("a", allocate) == len(data)
+    return bytes(data)
+
+
+def test_a_large_object_of_unknown_size_changes_nowhere_in_between(server, connect, monkeypatch):
+    monkeypatch.setattr(s3, "RANGE", len(DATA) // 3)
+    assert read_whole(connect()) == DATA
+    server.plan = [None, "other-etag"]
+    with pytest.raises(StorageUnavailable, match="changed"):
+        read_whole(connect())
 
 
 def test_an_object_that_changes_between_two_ranges_is_not_mixed(server, connect, monkeypatch):

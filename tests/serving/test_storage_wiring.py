@@ -1,0 +1,56 @@
+"""What the parts make of the settings for storage: whose key seals an object, and why a chunk has no stored KV."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingest.files import owner_part, raw_name
+from serving.parts import Wiring
+from serving.settings import load_settings
+from storage.catalogue.schema import KVObject
+from storage.folder import FolderStore
+from storage.types import Miss
+
+KEY = "ab" * 32
+
+
+@pytest.fixture
+def wiring(tmp_path: Path) -> Iterator[Wiring]:
+    made = Wiring(load_settings({"PREREAD_DATA_DIR": str(tmp_path), "PREREAD_ENCRYPTION_KEYS": "master"}))
+    yield made
+    made.close()
+
+
+def add_row(wiring: Wiring, status: str) -> None:
+    with wiring.catalogue.write() as session:
+        row = KVObject(key=KEY, tenant_id="t1", sharing_group="group", status=status, tokens=5, created_at=time.time())
+        session.merge(row)
+
+
+def owner_of(wiring: Wiring, name: str) -> bytes:
+    header = bytearray(64)
+    FolderStore(wiring.settings.objects).read_into(name, memoryview(header))
+    return bytes(header[32:48])
+
+
+def test_kv_is_sealed_for_its_sharing_group_and_a_file_for_its_tenant(wiring: Wiring) -> None:
+    add_row(wiring, "leased")
+    kv, raw = f"kv/ab/{KEY}", raw_name("t1", "cd" * 32)
+    for name in (kv, raw):
+        wiring.objects.put(name, [b"words"])
+    assert owner_of(wiring, kv) == hashlib.sha256(b"group").digest()[:16]
+    assert owner_of(wiring, raw) == hashlib.sha256(owner_part("t1").encode()).digest()[:16]
+    buffer = bytearray(5)
+    assert wiring.objects.read_into(kv, memoryview(buffer)) == 5
+    assert buffer == b"words"
+
+
+@pytest.mark.parametrize(("status", "reason"), [("over_quota", "over_quota"), ("pending", "pending"), ("failed", "absent")])
+def test_an_answer_says_why_a_chunk_has_no_stored_kv(wiring: Wiring, status: str, reason: str) -> None:
+    add_row(wiring, status)
+    assert wiring.missed(KEY, Miss.ABSENT) == reason
