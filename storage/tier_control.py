@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from storage.kvstore import KVStore
 from storage.types import KVProfile, KVRecord
 
+ByProfile = Callable[[Collection[str]], Mapping[KVProfile, Sequence[str]]]
 BATCH = 32  # records that are on their way into memory at once
 FETCH_SECONDS = 30.0  # for a batch; what has not come by then comes with the next try
 
@@ -55,12 +56,13 @@ class NoTiers:
 
 
 class MemoryControl:
-    """Over a `KVStore` and the memory that it has. `profile`: what its records are read as; None: they are not read."""
+    """Over a `KVStore` and the memory that it has. `by_profile`: keys by what their records are read as; keys that it leaves
+    out are not read."""
 
     tiers = ("memory",)
 
-    def __init__(self, store: KVStore, profile: Callable[[], KVProfile | None]) -> None:
-        self._store, self._profile = store, profile
+    def __init__(self, store: KVStore, by_profile: ByProfile) -> None:
+        self._store, self._by_profile = store, by_profile
 
     def keys(self, tier: str) -> Collection[str]:
         return self._store.keys_in_memory() if tier in self.tiers else ()
@@ -75,15 +77,13 @@ class MemoryControl:
             self._store.unpin(keys)
 
     def prefetch(self, tier: str, keys: Collection[str]) -> int:
-        profile = self._profile() if tier in self.tiers else None
-        if profile is None:
+        if tier not in self.tiers:
             return 0
-        wanted = list(dict.fromkeys(keys))
-        here = set(self.keys(tier))
-        missing = [key for key in wanted if key not in here]
-        for at in range(0, len(missing), BATCH):
-            found = self._store.get_many(missing[at : at + BATCH], profile, FETCH_SECONDS)
-            here = set(self.keys(tier))
-            if any(isinstance(record, KVRecord) and key not in here for key, record in found.items()):
-                break  # full: going on would only drop what has just come
-        return len(here.intersection(wanted))
+        missing = sorted(set(keys).difference(self.keys(tier)))
+        for profile, some in self._by_profile(missing).items():
+            for at in range(0, len(some), BATCH):
+                found = self._store.get_many(some[at : at + BATCH], profile, FETCH_SECONDS)
+                here = set(self.keys(tier))
+                if any(isinstance(record, KVRecord) and key not in here for key, record in found.items()):
+                    return len(here.intersection(keys))  # full: going on would only drop what has just come
+        return len(set(keys).intersection(self.keys(tier)))

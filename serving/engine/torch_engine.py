@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from precompute.reader import PIECE, Reader
@@ -25,7 +25,7 @@ from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
 from storage.errors import Overloaded, PrereadError
 from storage.kvstore import KVStore
-from storage.types import KVRecord, Miss, RetrievedChunk
+from storage.types import KVRecord, Miss, RetrievedChunk, under
 
 log = logging.getLogger(__name__)
 FETCH_DEADLINE_S = 5.0
@@ -150,15 +150,24 @@ class TorchEngine:
     def _fetch(self, generation: TorchGeneration) -> None:
         records: Records = {}
         try:
-            keys = [c.kv_key for c in generation.plan.chunks if c.kv_key]
+            keys = {c.kv_key: c.codec for c in generation.plan.chunks if c.kv_key}
             generation.report.ms["queue"] = generation.elapsed_ms()
             if keys and generation.blended is None and generation.method.uses_stored:
-                records = self._kv.get_many(list(dict.fromkeys(keys)), self.reader.profile, FETCH_DEADLINE_S)
+                records = self._read(keys)
                 generation.reasons = {k: self._on_miss(k, m) for k, m in records.items() if isinstance(m, Miss)}
         except Exception:
             log.exception("fetching KV failed; the chunks are computed")
         generation.report.ms["fetch"] = generation.elapsed_ms() - generation.report.ms["queue"]
         self._inbox.put((generation, records))
+
+    def _read(self, keys: Mapping[str, str | None]) -> Records:
+        """By KV key what is stored, of keys and the codecs that their rules chose; all within one deadline."""
+        end = time.monotonic() + FETCH_DEADLINE_S
+        records: dict[str, KVRecord | Miss] = {}
+        for codec in dict.fromkeys(keys.values()):
+            some = [key for key, own in keys.items() if own == codec]
+            records |= self._kv.get_many(some, under(self.reader.profile, codec), end - time.monotonic())
+        return records
 
     def _run(self) -> None:
         turns = Turns()
