@@ -193,7 +193,8 @@ class Pipeline:
         kept = [chunk for chunk, _ in good]
         read = readings([chunk.token_ids for chunk in kept], work.corpus.conditioning)
         decision = self.decide(work.document, work.corpus)
-        keys = self.kv_keys(read, work.corpus.sharing_group) if decision.stored else [None] * len(read)
+        codec = decision.actions.codec if decision.stored else None
+        keys = self.kv_keys(read, work.corpus.sharing_group, codec) if decision.stored else [None] * len(read)
         return Prepared(
             file=file,
             done_hash=done_hash,
@@ -203,6 +204,7 @@ class Pipeline:
             skipped=len(chunks) - len(good),
             warnings=parsed.warnings,
             not_stored=decision.by["store"] if not decision.stored else None,
+            codec=codec,
         )
 
     def _stage(self, lease: FileLease, stage: str, hold: Hold) -> None:

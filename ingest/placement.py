@@ -1,4 +1,4 @@
-"""What a policy says of storing, brought to documents that are there already: page by page, a page a tick.
+"""What a policy says of storing and its codec, brought to documents that are there already: page by page, a page a tick.
 
 A document that must not be stored loses its keys in one transaction; its chunks stay searchable and are computed at query
 time. One that may be stored again is queued like any document that is out of date."""
@@ -50,14 +50,16 @@ class StorePass:
     def _corpora(self, session: Session) -> list[str]:
         """Those of whose documents anything is said, or was said under an earlier policy."""
         policy = self._policy.current()
-        if not policy.speaks_of("store"):
-            query = select(Document.corpus_id).where(Document.not_stored.is_not(None))
+        if not policy.speaks_of("store", "codec"):
+            query = select(Document.corpus_id).where(Document.not_stored.is_not(None) | Document.codec.is_not(None))
             return list(session.scalars(query.distinct()))
         return list(session.scalars(select(Corpus.id)))
 
     def _apply(self, documents: Sequence[Document], decided: dict[str, Decision]) -> int:
+        # A codec is part of the key, so another one is another object: the document is computed anew.
+        recode = [d.id for d in documents if d.not_stored is None and decided[d.id].stored and _other(d, decided[d.id])]
         drop = [d.id for d in documents if d.not_stored is None and not decided[d.id].stored]
-        restore = [d.id for d in documents if d.not_stored is not None and decided[d.id].stored]
+        restore = recode + [d.id for d in documents if d.not_stored is not None and decided[d.id].stored]
         renamed = [
             d.id for d in documents
             if d.not_stored is not None and not decided[d.id].stored and decided[d.id].by["store"] != d.not_stored
@@ -73,6 +75,11 @@ class StorePass:
                 self._ring("ingest")
             changed += queued
         return changed
+
+
+def _other(document: Document, decision: Decision) -> bool:
+    """Whether its KV is to be stored with another codec than it is."""
+    return document.usage_bytes > 0 and document.codec != decision.actions.codec
 
 
 def _drop(session: Session, document_id: str, rule: str) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -18,9 +19,10 @@ from precompute.rows import Batch
 from precompute.types import Compiler, RecordStore
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
+from storage.codecs import CODECS
 from storage.conditioning import KVKeys, Reading
 from storage.errors import Overloaded, StorageUnavailable
-from storage.types import KVRecord
+from storage.types import KVRecord, under
 
 log = structlog.get_logger()
 RETRY_DELAY = 5.0  # seconds until rows are tried again whose store did not answer
@@ -39,6 +41,13 @@ class Throughput:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+class _Reading(NamedTuple):
+    """How a row's chunk is read and stored, as its key says."""
+
+    reading: Reading
+    codec: str | None
+
+
 @dataclass(frozen=True)
 class _Computed:
     batch: Batch
@@ -46,6 +55,7 @@ class _Computed:
     seconds: float
     failed: tuple[str, ...]  # by their own fault
     foreign: tuple[str, ...]  # keys of another model than this worker's
+    codecs: Mapping[str, str | None]  # by key, what it is stored with; None: the reader's own
 
 
 class KVQueue:
@@ -147,7 +157,7 @@ class KVQueue:
         started = time.monotonic()
         try:
             if mine:
-                results = self._reader.compile_readings([read[row.key] for row in mine])
+                results = self._reader.compile_readings([read[row.key].reading for row in mine])
                 tensors = {row.key: kv for row, kv in zip(mine, results, strict=True)}
         except Exception as error:  # noqa: BLE001 - one chunk's fault must not fail the chunks beside it
             log.warning("compile_failed", chunks=len(mine), error=type(error).__name__)
@@ -157,25 +167,28 @@ class KVQueue:
         self.throughput.tokens += sum(len(row.token_ids) for row in mine if row.key in tensors)
         self.throughput.seconds += seconds
         failed = tuple(row.key for row in mine if row.key not in tensors)
-        return _Computed(batch, tensors, seconds, failed, foreign)
+        codecs = {key: each.codec for key, each in read.items()}
+        return _Computed(batch, tensors, seconds, failed, foreign, codecs)
 
-    def _one_by_one(self, read: Mapping[str, Reading]) -> dict[str, torch.Tensor]:
+    def _one_by_one(self, read: Mapping[str, _Reading]) -> dict[str, torch.Tensor]:
         tensors = {}
-        for key, reading in read.items():
+        for key, each in read.items():
             try:
-                [tensors[key]] = self._reader.compile_readings([reading])
+                [tensors[key]] = self._reader.compile_readings([each.reading])
             except Exception as error:  # noqa: BLE001 - it is tried again, and fails alone
                 log.warning("compile_failed", key=key[:12], error=type(error).__name__)
         return tensors
 
-    def _readings(self, batch: Batch) -> dict[str, Reading]:
+    def _readings(self, batch: Batch) -> dict[str, _Reading]:
         """How each row's chunk is read, as its key says; rows of another model are left out."""
-        found: dict[str, Reading] = {}
+        found: dict[str, _Reading] = {}
         for row in batch.rows:
             possible = [(row.token_ids,), (*row.before, row.token_ids)]
-            keys = self._kv_keys(possible, row.sharing_group)
-            if row.key in keys:
-                found[row.key] = possible[keys.index(row.key)]
+            for codec in (None, *CODECS):  # what a rule chose stands in the key alone
+                keys = self._kv_keys(possible, row.sharing_group, codec)
+                if row.key in keys:
+                    found[row.key] = _Reading(possible[keys.index(row.key)], codec)
+                    break
         return found
 
     # --- storing ---
@@ -208,7 +221,8 @@ class KVQueue:
         blamed = list(computed.failed)
         by_key = {row.key: row for row in computed.batch.rows}
         for key, kv in computed.tensors.items():
-            record = KVRecord(key, self._reader.profile, by_key[key].token_ids, kv.cpu())
+            profile = under(self._reader.profile, computed.codecs[key])
+            record = KVRecord(key, profile, by_key[key].token_ids, kv.cpu())
             try:
                 written[key] = self._store.put(record)
             except StorageUnavailable as error:

@@ -244,6 +244,7 @@ def _retrieved(chunk: ChunkRow, document: Document, score: float) -> RetrievedCh
         line_end=chunk.line_end,
         score=score,
         kv_key=chunk.kv_key,
+        codec=document.codec,
         not_stored=document.not_stored is not None,
         attributes=dict(document.attributes),
     )

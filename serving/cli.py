@@ -46,7 +46,7 @@ app.command()(cli_storage_view.usage)
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-    """Measure: `preread bench blend|ttft|ingest|s3 --help`."""
+    """Measure: `preread bench blend|ttft|loads|ingest|s3|trace|plan|peers --help`."""
     commands = importlib.import_module(BENCH).app
     commands([*(arguments or []), *context.args], prog_name="preread bench", standalone_mode=False)
 

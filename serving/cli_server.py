@@ -30,6 +30,7 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
     from serving.supervisor import AlreadyRunning, supervised
 
     settings = load_settings(port=port, host=host)
+    check_policy(settings)
     check_model(settings)
     key = first_key(settings)
     try:
@@ -50,6 +51,14 @@ def check_model(settings: Settings) -> None:
         embedded_folder(settings.data_dir)
     elif not (Path(settings.model) / "config.json").exists():
         raise UserError(f"PREREAD_MODEL={settings.model}: no model folder (config.json is missing)")
+
+
+def check_policy(settings: Settings) -> None:
+    """Refuse a policy file with mistakes at the start; later ones leave the version before them in force."""
+    if settings.policy_file:
+        from storage.policy.file import read_policy
+
+        read_policy(Path(settings.policy_file))
 
 
 def embedded_folder(data_dir: Path) -> Path:
@@ -155,6 +164,7 @@ def _begin(settings: Settings, supervised: bool) -> Settings:
     from serving.supervisor import end_with_parent
 
     configure(sys.stderr)
+    check_policy(settings)
     # Models are folders here: nothing is looked up on a hub, and a log needs no progress bars.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="true")
     if supervised:

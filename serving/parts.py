@@ -25,6 +25,7 @@ from precompute.tasks import PRECOMPUTE
 from serving.celery_app import build_celery, check_broker, ringer
 from serving.settings import Settings, master_secret
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
+from storage.catalogue.facts import codecs_of
 from storage.catalogue.schema import Corpus, Document, KVObject
 from storage.conditioning import Reading
 from storage.errors import StorageUnavailable, UserError
@@ -35,7 +36,7 @@ from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
 from storage.tier_control import ChainControl, TierControl
 from storage.tiers.disk import DiskTier, empty_abandoned
-from storage.types import Chunk, Miss, ObjectStore, ParsedDocument, TextEmbedder
+from storage.types import Chunk, KVProfile, Miss, ObjectStore, ParsedDocument, TextEmbedder, under
 
 if TYPE_CHECKING:
     from ingest.pipeline import Pipeline
@@ -159,7 +160,18 @@ class Wiring:
 
     @cached_property
     def tiers(self) -> TierControl:
-        return ChainControl(self.kv_store.chain, lambda: None if self.reader.full_prefill_reason else self.reader.profile)
+        return ChainControl(self.kv_store.chain, self._by_profile)
+
+    def _by_profile(self, keys: Collection[str]) -> dict[KVProfile, list[str]]:
+        """Keys by the profile under which their records are read; none where the model is not blended."""
+        if self.reader.full_prefill_reason:
+            return {}
+        with self.catalogue.read() as session:
+            codecs = codecs_of(session, keys)
+        found: dict[KVProfile, list[str]] = {}
+        for key in keys:
+            found.setdefault(under(self.reader.profile, codecs.get(key)), []).append(key)
+        return found
 
     @cached_property
     def placement(self) -> Placement:
@@ -251,14 +263,15 @@ class Wiring:
         check_model(reader)
         return reader
 
-    def kv_keys(self, batch: Sequence[Reading], group: str) -> Sequence[str | None]:
+    def kv_keys(self, batch: Sequence[Reading], group: str, codec: str | None) -> Sequence[str | None]:
         """The keys of readings in a sharing group; None where the model's state is not blended at all."""
         if self.reader.full_prefill_reason:
             return [None] * len(batch)
         secret = group_secret(self.secret, group)
         # A window that the model's context has no room for is not read as a window.
         fitting = [read if self.reader.fits(read) else read[-1:] for read in batch]
-        return [kv_key(self.reader.profile, read[-1], group, secret, read[:-1]) for read in fitting]
+        profile = under(self.reader.profile, codec)
+        return [kv_key(profile, read[-1], group, secret, read[:-1]) for read in fitting]
 
     # --- bells ---
 

@@ -56,7 +56,7 @@ def _keep_doing(name: str, task: Callable[[], object], seconds: float) -> None:
         time.sleep(seconds)
         try:
             task()
-        except (PrereadError, SQLAlchemyError) as error:
+        except Exception as error:  # noqa: BLE001 - a thread that has ended is missed by nobody
             log.warning("task failed", task=name, error=type(error).__name__)
 
 

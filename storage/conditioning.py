@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 Reading = tuple[tuple[int, ...], ...]  # token ids of the chunks that are read, the last of which is kept
 
-# The keys under which the last chunks of readings belong, in a sharing group; None where there is no stored KV.
-KVKeys = Callable[[Sequence[Reading], str], Sequence[str | None]]
+# The keys under which the last chunks of readings belong, in a sharing group and under a codec (None: the reader's own);
+# None where there is no stored KV.
+KVKeys = Callable[[Sequence[Reading], str, str | None], Sequence[str | None]]
 
 WINDOW_TOKENS = 1536
 LABEL_TOKENS = 8  # about what stands between two chunks

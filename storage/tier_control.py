@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from storage.tiers.chain import Chain
 from storage.types import KVProfile
 
+ByProfile = Callable[[Collection[str]], Mapping[KVProfile, Sequence[str]]]
 BATCH = 32  # records that are on their way into memory at once
 FETCH_SECONDS = 30.0  # for a batch; what has not come by then comes with the next try
 
@@ -55,37 +56,34 @@ class NoTiers:
 
 
 class ChainControl:
-    """Over a `Chain`. `profile`: what its records are read as; None: they are not read."""
+    """Over a `Chain`. `by_profile`: keys by what their records are read as; keys that it leaves out are not read."""
 
-    def __init__(self, chain: Chain, profile: Callable[[], KVProfile | None]) -> None:
-        self._chain, self._profile = chain, profile
+    def __init__(self, chain: Chain, by_profile: ByProfile) -> None:
+        self._chain, self._by_profile = chain, by_profile
         self.tiers = chain.caches
 
     def keys(self, tier: str) -> Collection[str]:
         return self._chain.keys(tier)
 
     def pin(self, tier: str, keys: Collection[str]) -> None:
-        profile = self._profile()
-        if tier in self.tiers and profile is not None:
+        if tier in self.tiers:
             self._chain.pin(tier, keys)
-            self._chain.prefetch(tier, keys, profile)
+            for profile, some in self._by_profile(keys).items():
+                self._chain.prefetch(tier, some, profile)
 
     def unpin(self, tier: str, keys: Collection[str]) -> None:
         if tier in self.tiers:
             self._chain.unpin(tier, keys)
 
     def prefetch(self, tier: str, keys: Collection[str]) -> int:
-        profile = self._profile() if tier in self.tiers else None
-        if profile is None:
+        if tier not in self.tiers:
             return 0
-        wanted = list(dict.fromkeys(keys))
-        here = set(self.keys(tier))
-        missing = [key for key in wanted if key not in here]
-        for at in range(0, len(missing), BATCH):
-            batch = missing[at : at + BATCH]
-            self._chain.prefetch(tier, batch, profile)
-            self._chain.flush(FETCH_SECONDS)
-            here = set(self.keys(tier))
-            if not here.issuperset(batch):
-                break  # full, or out of reach: going on would only drop what has just come
-        return len(here.intersection(wanted))
+        missing = sorted(set(keys).difference(self.keys(tier)))
+        for profile, some in self._by_profile(missing).items():
+            for at in range(0, len(some), BATCH):
+                batch = some[at : at + BATCH]
+                self._chain.prefetch(tier, batch, profile)
+                self._chain.flush(FETCH_SECONDS)
+                if not set(self.keys(tier)).issuperset(batch):  # full, or out of reach: more would drop what has just come
+                    return len(set(keys).intersection(self.keys(tier)))
+        return len(set(keys).intersection(self.keys(tier)))

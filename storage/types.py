@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -126,6 +126,11 @@ class KVProfile:
     adapter: str = ""
 
 
+def under(profile: KVProfile, codec: str | None) -> KVProfile:
+    """The profile of KV that is stored with another codec; None: with its own."""
+    return profile if codec is None else replace(profile, codec=codec)
+
+
 @dataclass(frozen=True)
 class KVRecord:
     """One chunk's KV in memory. `kv`: [layers, 2, kv_heads, tokens, head_dim], dtype of the profile, K before RoPE."""
@@ -231,5 +236,6 @@ class RetrievedChunk:
     line_end: int
     score: float
     kv_key: str | None
+    codec: str | None = None  # with which its KV is stored; None: the reader's own
     not_stored: bool = False  # a policy rule keeps the document's KV out of the store
     attributes: dict[str, str | float | bool] = field(default_factory=dict)

@@ -120,7 +120,7 @@ class Work:
             cut=self.cut,
             embedder=WordEmbedder(),
             index=self.index,
-            kv_keys=lambda batch, group: [key_of(tuple(read[-1]), group, read[:-1]) for read in batch],
+            kv_keys=lambda batch, group, codec: [key_of(tuple(read[-1]), group + (codec or ""), read[:-1]) for read in batch],
             kv_delete=self.delete_kv,
             identity=f"test-{self.max_tokens}",
             lease_seconds=self.lease_seconds,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from precompute.reader import Reader
 from serving.engine.rates import Rates
 from storage.kvstore import KVStore
-from storage.types import KVRecord, Miss, RetrievedChunk
+from storage.types import KVRecord, Miss, RetrievedChunk, under
 
 if TYPE_CHECKING:
     from serving.engine.torch_engine import TorchGeneration
@@ -62,8 +62,12 @@ class Fetcher:
     def _read(self, generation: TorchGeneration, chunks: Sequence[RetrievedChunk]) -> None:
         """All of them, from the prompt's end on, since computing would begin at its start."""
         arrivals, begun = generation.arrivals, time.monotonic()
-        keys = list(dict.fromkeys(chunk.kv_key for chunk in reversed(chunks) if chunk.kv_key))
-        records = self._kv.get_many(keys, self._reader.profile, DEADLINE_S, arrivals.land)
+        keys = {chunk.kv_key: chunk.codec for chunk in reversed(chunks) if chunk.kv_key}
+        records: dict[str, KVRecord | Miss] = {}
+        for codec in dict.fromkeys(keys.values()):  # a rule may have chosen another for some
+            some = [key for key, own in keys.items() if own == codec]
+            left = begun + DEADLINE_S - time.monotonic()
+            records |= self._kv.get_many(some, under(self._reader.profile, codec), left, arrivals.land)
         slow = [c for c in chunks if arrivals.tiers.get(c.kv_key or "") not in IN_MEMORY]
         if slow:
             loaded = sum(len(c.token_ids) for c in slow if isinstance(records.get(c.kv_key or ""), KVRecord))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from storage.catalogue.schema import Corpus, Document, DocumentUse
+from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentUse
 from storage.policy.types import DocumentFacts
 
 BATCH = 500
@@ -24,6 +24,17 @@ def page_of(session: Session, corpora: Iterable[str], after: str, limit: int = B
     query = select(Document, Corpus.name).join(Corpus, Corpus.id == Document.corpus_id)
     query = query.where(Document.corpus_id.in_(list(corpora)), Document.id > after).order_by(Document.id).limit(limit)
     return [(document, name) for document, name in session.execute(query)]
+
+
+def codecs_of(session: Session, keys: Collection[str]) -> dict[str, str | None]:
+    """The codec of each key that a chunk has; None: the reader's own."""
+    found: dict[str, str | None] = {}
+    ordered = list(keys)
+    for at in range(0, len(ordered), BATCH):
+        query = select(ChunkRow.kv_key, Document.codec).join(Document, Document.id == ChunkRow.document_id)
+        rows = session.execute(query.where(ChunkRow.kv_key.in_(ordered[at : at + BATCH])).distinct())
+        found.update({str(key): codec for key, codec in rows})
+    return found
 
 
 def _uses(session: Session, ids: Sequence[str]) -> dict[str, list[tuple[int, int, float]]]:

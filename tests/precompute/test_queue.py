@@ -316,7 +316,7 @@ def test_a_repair_during_a_job_counts_its_chunk_once(work: Work, store: KVStore,
 
 def test_rows_of_another_model_are_never_stored(work: Work, store: KVStore, reader: TinyReader) -> None:
     work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
-    queue = make_queue(work, store, reader, kv_keys=lambda batch, group: ["0" * 64 for _ in batch])
+    queue = make_queue(work, store, reader, kv_keys=lambda batch, group, codec: ["0" * 64 for _ in batch])
     queue.drain()
     assert statuses(work) == ["failed", "failed"]
     assert reader.compiled == 0

@@ -37,7 +37,7 @@ class House:
         self.objects = FolderStore(folder / "kv")
         self.store = KVStore(self.objects, memory_bytes=5 * OBJECT)
         self.policy = PolicyFile(self.path, self._later)
-        self.tiers = ChainControl(self.store.chain, lambda: PROFILE)
+        self.tiers = ChainControl(self.store.chain, lambda keys: {PROFILE: list(keys)})
         self.placement = Placement(self.work.catalogue, self.policy, self.tiers, lambda: self.now)
 
     def _later(self) -> float:

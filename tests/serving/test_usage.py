@@ -22,8 +22,8 @@ from serving.engine.types import Outcome, Report
 from serving.processes import _until_the_end
 from serving.usage import Meter, split
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import Document, DocumentUse, UsageDay
-from storage.catalogue.usage import add_usage, add_uses, forget_uses
+from storage.catalogue.schema import DocumentUse, UsageDay
+from storage.catalogue.usage import add_usage
 from storage.errors import StorageUnavailable
 from storage.policy.rules import Rates
 from storage.policy.types import DAY
@@ -212,23 +212,6 @@ def test_what_workers_compute_is_counted_as_spent(work: Work) -> None:
         [row] = session.scalars(select(UsageDay)).all()
     assert (row.tenant_id, row.corpus_id, row.tokens_compiled) == ("t1", corpus.id, 7)
     assert row.seconds_compiled == pytest.approx(2.0)
-
-
-def test_uses_add_up_and_old_ones_are_forgotten_but_the_last(work: Work) -> None:
-    work.ingest(work.corpus(), {"a.txt": "alpha", "b.txt": "beta"})
-    with work.catalogue.write() as session:
-        one, two = session.scalars(select(Document.id).order_by(Document.path)).all()
-        for at in (5.0, 3.0):
-            add_uses(session, {(one, 1): (2, at)})
-        add_uses(session, {(one, 200): (1, 9.0), (two, 1): (1, 1.0), ("doc-gone", 200): (1, 1.0)})
-        forget_uses(session, 100)
-        rows = session.execute(select(DocumentUse.document_id, DocumentUse.day, DocumentUse.hits, DocumentUse.last_at)).all()
-    assert sorted(tuple(row) for row in rows) == sorted([(one, 200, 1, 9.0), (two, 1, 1, 1.0)])
-    with work.catalogue.write() as session:
-        add_uses(session, {(two, 1): (2, 5.0)})
-        add_uses(session, {(two, 1): (2, 3.0)})
-        assert session.get_one(DocumentUse, (two, 1)).hits == 5
-        assert session.get_one(DocumentUse, (two, 1)).last_at == 5.0
 
 
 @pytest.fixture

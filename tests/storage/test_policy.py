@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -99,6 +101,15 @@ def test_the_sample_file_is_a_policy() -> None:
     said = parse_policy(SAMPLE.read_bytes())
     assert {rule.name for rule in said.rules} >= {"morning", "legal"}
     assert said.rates.gpu_hour > 0
+
+
+@pytest.mark.parametrize("page", ["policies", "economics"])
+def test_what_the_documentation_shows_is_a_policy(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.policy.parse.importlib.import_module", lambda name: SimpleNamespace(placement=dict))
+    blocks = re.findall(r"```yaml\n(.*?)```", (SAMPLE.parents[1] / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        policy(block)
 
 
 # --- matching ---
