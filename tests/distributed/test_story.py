@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from live_site import Site
+from live_site import Site, until
 from sqlalchemy import select
 
 from storage.catalogue.schema import ChunkRow, KVObject
@@ -80,12 +81,19 @@ def _ask(site: Site, corpus_id: str) -> None:
     """An answer is made of stored KV, and each citation is its document's own text."""
     client = site.openai()
     model = client.models.list().data[0].id
-    answer: Any = client.chat.completions.create(
-        model=f"{model}@rules",
-        messages=[{"role": "user", "content": "What is the deposit for lanterns?"}],
-        max_tokens=8,
-        stream=False,
-    )
+    answers: list[Any] = [
+        client.chat.completions.create(
+            model=f"{model}@rules",
+            messages=[{"role": "user", "content": "What is the deposit for lanterns?"}],
+            max_tokens=8,
+            stream=False,
+        )
+        for _ in range(2)
+    ]
+    assert [{chunk["tier"] for chunk in each.preread["reused"]} for each in answers] == [{"store"}, {"memory"}]
+    has_disk = site.environ("serve").get("PREREAD_OBJECT_STORE", "").startswith("s3://")
+    until(lambda: bool(_on_disk(site)) == has_disk, 10, "the disk tier")
+    answer = answers[0]
     report, citations = answer.preread, answer.citations
     assert report["tokens_reused"] > report["tokens_computed"] > 0
     assert report["not_reused"] == []
@@ -94,6 +102,12 @@ def _ask(site: Site, corpus_id: str) -> None:
     for citation in citations:
         text = client.files.content(citation["file_id"]).text
         assert text[citation["start"] : citation["end"]] == citation["quote"]
+
+
+def _on_disk(site: Site) -> set[str]:
+    """The keys in the API's disk tier, which stands in front of S3 alone."""
+    folder = Path(site.environ("serve")["PREREAD_DATA_DIR"]) / "cache"
+    return {path.name.partition(".")[0] for path in folder.glob("*/*/*.*")}
 
 
 def _again(site: Site, corpus_id: str, files: dict[str, str]) -> None:
@@ -112,7 +126,7 @@ def _again(site: Site, corpus_id: str, files: dict[str, str]) -> None:
 
 
 def _delete(site: Site, corpus_id: str) -> None:
-    """What is deleted is gone from the search and from the store; what others hold stays."""
+    """What is deleted is gone from the search, the store and the disk tier; what others hold stays."""
     client = site.openai()
     found = [f for f in client.vector_stores.files.list(corpus_id) if "violins" in str(f.model_extra)]
     client.vector_stores.files.delete(found[0].id, vector_store_id=corpus_id)
@@ -120,6 +134,7 @@ def _delete(site: Site, corpus_id: str) -> None:
     assert "rules/violins.md" not in {hit["filename"] for hit in hits["data"]}
     objects, wanted, _ = stored_keys(site)
     assert objects == Counter(wanted)
+    assert _on_disk(site) <= set(wanted)
 
 
 @pytest.mark.parametrize("broker", ["files"], indirect=True)

@@ -181,6 +181,15 @@ def test_a_copy_taken_away_behind_our_back_is_read_from_home(disk: DiskTier, tmp
     assert disk.counters()["write_errors"] == 1, "there is no folder to write to"
 
 
+def test_what_a_damaged_copy_says_is_not_said_of_the_object(disk: DiskTier, tmp_path: Path) -> None:
+    home, reported = home_of(tmp_path / "home", RECORDS[:1]), []  # type: ignore[var-annotated]
+    store = cached(home, disk, on_damage=lambda key, miss: reported.append(key))
+    cached_file(disk, KEYS[0]).write_bytes(b"nonsense")
+    home.delete(object_name(KEYS[0]))
+    assert store.get(KEYS[0], PROFILE) is Miss.ABSENT
+    assert reported == []
+
+
 def test_damage_at_home_is_reported_even_with_a_disk(disk: DiskTier, tmp_path: Path) -> None:
     home, reported = home_of(tmp_path / "home", RECORDS[:2]), []  # type: ignore[var-annotated]
     home.put(object_name(KEYS[0]), [b"nonsense"])

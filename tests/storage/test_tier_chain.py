@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -284,6 +284,30 @@ def test_an_origin_behind_the_home_is_asked_last_and_what_it_has_becomes_ours(tm
     assert same(KVStore(home).get(KEYS[1], PROFILE), RECORDS[1])
     assert same(KVStore(home).get(KEYS[2], PROFILE), RECORDS[2])
     assert store.get("0" * 64, PROFILE) is Miss.ABSENT
+
+
+class SlowToWrite(FolderStore):
+    """A home whose writes begin when they are let go."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.go, self.asked = threading.Event(), threading.Event()
+
+    def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
+        self.asked.set()
+        assert self.go.wait(20)
+        return super().put(name, parts)
+
+
+def test_what_an_origin_had_is_not_ours_if_it_is_deleted_meanwhile(tmp_path: Path) -> None:
+    home = SlowToWrite(tmp_path / "home")
+    store = KVStore(home, origins=[StoreTier("site", home_of(tmp_path / "parent"))])
+    assert same(store.get(KEYS[0], PROFILE), RECORDS[0])
+    assert home.asked.wait(10)
+    store.delete(KEYS[:1])
+    home.go.set()
+    assert store.chain.flush(20)
+    assert list(home.list("")) == []
 
 
 # --- what policies do ---
