@@ -78,8 +78,9 @@ def _measure(
         store.put(plain_name, [data])
         sealed.put(sealed_name, [data])
     client = _boto3(settings)
+    idle: list[http.client.HTTPConnection] = []
     clients = [
-        _Client("plain download", _plain(settings, client, plain_names), plain_names),
+        _Client("plain download", _plain(settings, client, plain_names, idle), plain_names),
         _Client("boto3 get_object", _get_object(settings, client), plain_names),
         _Client("store", _from(store), plain_names),
         _Client("store, size unknown", _whole(store), plain_names),
@@ -93,6 +94,8 @@ def _measure(
                 cost = _timed(each, buffers, pool)
                 if turn:  # the first warms connections and the server's page cache
                     taken[each.name].append(cost)
+    for connection in (client, *idle):
+        connection.close()
     if any(buffer != data for buffer in buffers):
         raise RuntimeError("what was read is not what was written")
     return [_row(name, size, costs, taken["plain download"]) for name, costs in taken.items()]
@@ -162,11 +165,12 @@ def _get_object(settings: Settings, client: Any) -> Read:
     return read
 
 
-def _plain(settings: Settings, client: Any, names: Sequence[str]) -> Read:
+def _plain(
+    settings: Settings, client: Any, names: Sequence[str], idle: list[http.client.HTTPConnection]
+) -> Read:
     urls = {n: client.generate_presigned_url("get_object", Params=_place(settings, n)) for n in names}
     where = urlsplit(urls[names[0]])
     kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
-    idle: list[http.client.HTTPConnection] = []
 
     def read(name: str, buffer: memoryview) -> None:
         connection = idle.pop() if idle else kind(where.netloc, timeout=60)

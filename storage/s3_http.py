@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class S3Http:
         self._idle: defaultdict[tuple[str, str], list[_Connection]] = defaultdict(list)
         self._lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
+        weakref.finalize(self, _close_all, self._idle)  # also where nobody calls `close`
 
     def size(self, url: str, end: float) -> int:
         """The object's size, by HEAD."""
@@ -92,9 +94,7 @@ class S3Http:
     def close(self) -> None:
         """Closes the connections that nobody uses."""
         with self._lock:
-            for idle in self._idle.values():
-                while idle:
-                    idle.pop().close()
+            _close_all(self._idle)
 
     @contextlib.contextmanager
     def _answer(
@@ -146,6 +146,12 @@ class S3Http:
             if scheme == "https" and self._tls is None:
                 self._tls = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
             return self._tls
+
+
+def _close_all(idle: dict[tuple[str, str], list[_Connection]]) -> None:
+    for connections in idle.values():
+        while connections:
+            connections.pop().close()
 
 
 def _range(wanted: tuple[int, int] | None) -> dict[str, str]:

@@ -102,3 +102,24 @@ def test_the_bootstrap_interval_is_that_of_the_mean() -> None:
     assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.01)
     assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.01)
     assert bootstrap([2.0]) == [2.0, 2.0]
+
+
+@pytest.mark.services
+def test_s3_compares_the_store_with_a_plain_download(s3_server, tmp_path, monkeypatch):
+    from bench.s3 import run
+    from storage.objects import open_store
+
+    keys = {"s3_endpoint": s3_server.endpoint, "s3_access_key": s3_server.access_key, "s3_secret_key": s3_server.secret_key}
+    monkeypatch.setenv("PREREAD_OBJECT_STORE", "s3://bench-s3/x")
+    for name, value in keys.items():
+        monkeypatch.setenv(f"PREREAD_{name.upper()}", value)
+    monkeypatch.setattr("bench.s3.TOTAL", 4 << 20)
+    record = run(sizes=[2], readers=2, rounds=1, out=tmp_path / "s3.json")
+    clients = {row["client"]: row for row in record["results"]}
+    assert clients["plain download"]["of_plain"] == 1.0
+    assert {"store", "store, encrypted"} < set(clients)
+    assert all(row["mb_per_s"] > 0 and row["cpu_s_per_gb"] > 0 for row in clients.values())
+    assert json.loads((tmp_path / "s3.json").read_text())["results"] == record["results"]
+    store = open_store("s3://bench-s3/x", **keys)
+    assert list(store.list("")) == [], "it leaves nothing behind"
+    store.close()
