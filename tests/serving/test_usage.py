@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,32 @@ def test_a_catalogue_that_is_away_loses_no_count(tmp_path: Path, monkeypatch: py
         [row] = session.scalars(select(UsageDay)).all()
     assert (row.answers, row.tokens_prompt, row.tokens_reused) == (2, 20, 8)
     work.catalogue.close()
+
+
+_COUNTS_AND_WAITS = """
+import sys, time
+from serving.engine.types import Outcome, Report
+from serving.usage import Meter
+from storage.catalogue.engine import open_catalogue
+meter = Meter(open_catalogue(sys.argv[1]))
+for number in range(3):
+    meter.note("t1", [], Outcome("x", "stop", 10, 1, (), Report(tokens_reused=4)))
+meter.flush()
+meter.note("t1", [], Outcome("x", "stop", 10, 1, (), Report(tokens_reused=4)))
+print("counted", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_is_killed_loses_only_what_it_counted_since_its_last_flush(work: Work) -> None:
+    url = work.catalogue.engine.url.render_as_string(hide_password=False)
+    process = subprocess.Popen([sys.executable, "-c", _COUNTS_AND_WAITS, url], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "counted\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert work.count(UsageDay, UsageDay.answers == 3, UsageDay.tokens_reused == 12) == 1
 
 
 def test_it_is_flushed_every_few_seconds_not_with_every_tick(tmp_path: Path) -> None:
