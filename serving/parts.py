@@ -156,8 +156,13 @@ class Wiring:
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
         folder = model_folder(self.settings)
-        reader = Reader(folder, device=self.settings.device, dtype=self.settings.dtype)
+        codec = self.settings.codec
+        reader = Reader(folder, device=self.settings.device, dtype=self.settings.dtype, codec=codec)
         check_model(reader)
+        if codec == "transform" and not reader.full_prefill_reason:
+            from precompute.calibration import adopt_basis
+
+            adopt_basis(reader, self.kv_store.codecs)
         return reader
 
     def kv_keys(self, batch: Sequence[Reading], group: str) -> Sequence[str | None]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from storage.codecs.shelf import CodecShelf
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
 from storage.format import decode, encode
 from storage.memory import MemoryTier
@@ -39,6 +40,7 @@ class KVStore:
         on_damage: Callable[[str, Miss], None] | None = None,
     ) -> None:
         self._objects = objects
+        self.codecs = CodecShelf(objects)
         self._memory = MemoryTier(memory_bytes)
         self._on_damage = on_damage
         self._counts: Counter[str] = Counter()
@@ -48,10 +50,12 @@ class KVStore:
     def put(self, record: KVRecord) -> int:
         """Stores the record, over whatever is there; the number of bytes written.
 
-        Raises ValueError where the record contradicts its profile or its key is none, StorageUnavailable."""
+        Raises ValueError where the record contradicts its profile, its key is none or its codec cannot hold it, and
+        StorageUnavailable."""
         if not _KEY.fullmatch(record.key):
             raise ValueError("a record's key is 64 lower-case hex digits")
-        written = self._objects.put(_name(record.key), encode(record))
+        parts = encode(record, self.codecs.required(record.profile.codec))
+        written = self._objects.put(_name(record.key), parts)
         self._count(puts=1, bytes_written=written)
         return written
 
@@ -115,6 +119,9 @@ class KVStore:
         if not _KEY.fullmatch(key):
             return Miss.ABSENT
         generation = self._memory.generation
+        codec = self.codecs.find(profile.codec)
+        if isinstance(codec, Miss):
+            return codec
         try:
             buffer = self._load(_name(key))
         except ObjectMissing:
@@ -125,9 +132,10 @@ class KVStore:
             return Miss.UNAVAILABLE
         if buffer is None:
             return Miss.DAMAGED
-        outcome = decode(buffer, key, profile)
+        outcome = decode(buffer, key, profile, codec)
         if isinstance(outcome, KVRecord):
-            self._memory.add(outcome, buffer.numel(), generation)
+            # The object's buffer if `kv` is a view of it, else what was decoded.
+            self._memory.add(outcome, outcome.kv.untyped_storage().nbytes(), generation)
         return outcome
 
     def _load(self, name: str) -> torch.Tensor | None:

@@ -106,6 +106,7 @@ class TextEmbedder(Protocol):
 # --- stored KV -------------------------------------------------------------------------------------------------
 
 LAYOUT = "lkhtd-1"  # per layer: K [kv_heads, tokens, head_dim] before RoPE, then V [kv_heads, tokens, head_dim]
+CODEC_NAMES = ("raw", "lossless", "int8", "int4", "transform")  # in a profile, "transform" is followed by ":<digest>"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""The basis of the transform codec for one model, from reading the filler passages once.
+
+K is measured by what its error does to the attention's logits: a query q sees an error e of K as q e / sqrt(head_dim), so
+errors are weighed by the second moment of the queries, turned to the distances at which they may stand (position-free
+K has no place of its own). V is measured as it is, in shares of a layer's deviation. In these measures the principal
+components are taken, and all are rounded with one step: for equal steps the mean squared error per bit is least.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import torch
+
+from precompute.passes import ContiguousPass
+from precompute.reader import PIECE, Reader, filler_passages
+from storage.codecs.basis import Basis
+from storage.codecs.shelf import CodecShelf
+from storage.types import Miss
+
+K_STEP = 0.25  # of a logit
+V_STEP = 0.65  # of the deviation of a layer's V from its mean
+FLOOR = 1e-3  # of a head's strongest query direction: no direction of K counts for less than this
+TURNS = 4  # distances drawn for each query
+
+
+VERSION = 1  # of how a basis is made: another one makes another basis, which a new note points to
+
+
+def adopt_basis(reader: Reader, shelf: CodecShelf) -> None:
+    """Let `reader` use the transform codec, with the basis that the store holds for this model, or one made now.
+
+    The note in the store, not the calculation, says which: another machine's rounding would make another basis, whose
+    name is in every key. Two processes that begin at once may make two; the note that stays decides at the next start, and
+    until then each reads and writes its own. Raises StorageUnavailable."""
+    purpose = hashlib.sha256(repr((VERSION, K_STEP, V_STEP, replace(reader.profile, codec=""))).encode()).hexdigest()
+    codec = shelf.noted(purpose)
+    if isinstance(codec, Miss):  # none yet, or damaged: made again, on the same machine it is the same
+        made = shelf.add(calibrate(reader))
+        shelf.note(purpose, made)
+        codec = made
+    reader.profile = replace(reader.profile, codec=codec.name)
+
+
+class _Listening(ContiguousPass):
+    """Prefill that keeps each layer's queries, on the CPU."""
+
+    def __init__(self, kv: torch.Tensor, start: int, queries: list[list[torch.Tensor]]) -> None:
+        super().__init__(kv, start)
+        self._queries = queries
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self._queries[layer].append(q[0] * scale)
+        return super().attend(layer, q, k, v, scale)
+
+
+@torch.inference_mode()
+def calibrate(reader: Reader, k_step: float = K_STEP, v_step: float = V_STEP) -> Basis:
+    """A basis for the KV of this model. The same for the same model, machine and number of threads."""
+    kv, queries, start = _read(reader)
+    generator = torch.Generator().manual_seed(0)
+    means, matrices = [], []
+    for layer in range(reader.layers):
+        k, v = kv[layer, :, :, start:].double().cpu()
+        weight = _weight(reader, torch.cat(queries[layer], 1), generator)
+        spread = (v - v.mean(1, keepdim=True)).square().mean().sqrt().clamp_min(1e-6)
+        plain = torch.eye(v.shape[2], dtype=v.dtype).expand(v.shape[0], -1, -1)
+        parts = _components(k, weight, k_step), _components(v, plain, v_step * float(spread))
+        means.append(torch.stack([k.mean(1), v.mean(1)]))
+        matrices.append(torch.stack(parts))
+    return Basis(torch.stack(means).float(), torch.stack(matrices).to(torch.bfloat16))
+
+
+def _read(reader: Reader) -> tuple[torch.Tensor, list[list[torch.Tensor]], int]:
+    """Position-free KV of frame and labelled passages, each layer's queries [heads, rows, head_dim] by piece, times the
+    attention's scale, and where the passages begin."""
+    ids = list(reader.format.frame)
+    for number, passage in enumerate(filler_passages(), 1):
+        ids += [*reader.format.label(number), *reader.tokenizer.encode(passage)]
+    ids = ids[: reader.max_positions]
+    kv = reader.buffer(len(ids))
+    queries: list[list[torch.Tensor]] = [[] for _ in range(reader.layers)]
+    positions = torch.arange(len(ids), device=reader.device)
+    tokens = torch.tensor(ids, device=reader.device)
+    for at in range(0, len(ids), PIECE):
+        piece = slice(at, at + PIECE)
+        reader.forward(tokens[piece], positions[piece], _Listening(kv, at, queries), logits=False)
+    kv[:, 0] = reader.rope.unplace(kv[:, 0], positions)
+    return kv, queries, min(len(reader.format.frame), len(ids) - 1)
+
+
+def _weight(reader: Reader, queries: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Second moment [kv_heads, head_dim, head_dim] of what position-free K is multiplied with, fp64."""
+    heads, rows, width = queries.shape
+    total = torch.zeros((heads, width, width), dtype=torch.float64)
+    for _ in range(TURNS):
+        # A key at position j meets the query turned back by j; j is drawn evenly from the positions before the query.
+        back = (torch.rand(rows, generator=generator) * torch.arange(rows)).long().to(reader.device)
+        turned = reader.rope.unplace(queries.float(), back).double().cpu()
+        total += turned.transpose(1, 2) @ turned / rows / TURNS
+    return total.view(reader.kv_heads, -1, width, width).mean(1)
+
+
+def _components(x: torch.Tensor, weight: torch.Tensor, step: float) -> torch.Tensor:
+    """Matrices [kv_heads, components, head_dim] for `x` [kv_heads, tokens, head_dim]: principal components where errors are
+    weighed by `weight`, the largest first, each as long as a step."""
+    values, vectors = torch.linalg.eigh(weight)
+    root = values.clamp_min(FLOOR * float(values.max()) + 1e-12).sqrt().unsqueeze(-2)
+    there, back = vectors * root, (vectors / root).transpose(1, 2)
+    y = (x - x.mean(1, keepdim=True)) @ there
+    _, axes = torch.linalg.eigh(y.transpose(1, 2) @ y)  # ascending
+    matrices: torch.Tensor = step * axes.flip(-1).transpose(1, 2) @ back
+    return matrices
