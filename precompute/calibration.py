@@ -2,14 +2,15 @@
 
 K is measured by what its error does to the attention's logits: a query q sees an error e of K as q e / sqrt(head_dim), so
 errors are weighed by the second moment of the queries, turned to the distances at which they may stand (position-free
-K has no place of its own). V is measured as it is, in shares of a layer's deviation. In these measures the principal
-components are taken, and all are rounded with one step: for equal steps the mean squared error per bit is least.
+K has no place of its own). In this measure the principal components are taken, and all are rounded with one step: for
+equal steps the mean squared error per bit is least. V's step is a share of its layer's deviation.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
@@ -17,30 +18,38 @@ from precompute.passes import ContiguousPass
 from precompute.reader import PIECE, Reader, filler_passages
 from storage.codecs.basis import Basis
 from storage.codecs.shelf import CodecShelf
-from storage.types import Miss
+from storage.codecs.transform import Transform
 
-K_STEP = 0.25  # of a logit
-V_STEP = 0.65  # of the deviation of a layer's V from its mean
-FLOOR = 1e-3  # of a head's strongest query direction: no direction of K counts for less than this
+# Steps of K, in logits, and of V, in shares of the deviation of a layer's V from its mean; see BENCHMARKS.md.
+STEPS = MappingProxyType({"transform": (0.1, 0.4), "transform8": (0.25, 0.75)})
+FLOOR = 1e-2  # of a head's strongest query direction: no direction of K counts for less than this
 TURNS = 4  # distances drawn for each query
 
 
 VERSION = 1  # of how a basis is made: another one makes another basis, which a new note points to
 
 
-def adopt_basis(reader: Reader, shelf: CodecShelf) -> None:
-    """Let `reader` use the transform codec, with the basis that the store holds for this model, or one made now.
+def use_codec(reader: Reader, name: str, shelf: CodecShelf) -> None:
+    """Let what `reader` compiles be stored by the codec of this name, one of CODEC_NAMES. Raises StorageUnavailable."""
+    if reader.full_prefill_reason:
+        return
+    if name in STEPS:
+        name = basis_codec(reader, shelf, name).name
+    reader.profile = replace(reader.profile, codec=name)
+
+
+def basis_codec(reader: Reader, shelf: CodecShelf, name: str) -> Transform:
+    """The transform codec of this model called `name` in STEPS: with the basis that the store holds, or one made now.
 
     The note in the store, not the calculation, says which: another machine's rounding would make another basis, whose
     name is in every key. Two processes that begin at once may make two; the note that stays decides at the next start, and
     until then each reads and writes its own. Raises StorageUnavailable."""
-    purpose = hashlib.sha256(repr((VERSION, K_STEP, V_STEP, replace(reader.profile, codec=""))).encode()).hexdigest()
+    purpose = hashlib.sha256(repr((VERSION, STEPS[name], replace(reader.profile, codec=""))).encode()).hexdigest()
     codec = shelf.noted(purpose)
-    if isinstance(codec, Miss):  # none yet, or damaged: made again, on the same machine it is the same
-        made = shelf.add(calibrate(reader))
-        shelf.note(purpose, made)
-        codec = made
-    reader.profile = replace(reader.profile, codec=codec.name)
+    if not isinstance(codec, Transform):  # none yet, or damaged: made again, on the same machine it is the same
+        codec = shelf.add(calibrate(reader, *STEPS[name]))
+        shelf.note(purpose, codec)
+    return codec
 
 
 class _Listening(ContiguousPass):
@@ -56,20 +65,18 @@ class _Listening(ContiguousPass):
 
 
 @torch.inference_mode()
-def calibrate(reader: Reader, k_step: float = K_STEP, v_step: float = V_STEP) -> Basis:
+def calibrate(reader: Reader, k_step: float, v_step: float) -> Basis:
     """A basis for the KV of this model. The same for the same model, machine and number of threads."""
     kv, queries, start = _read(reader)
     generator = torch.Generator().manual_seed(0)
-    means, matrices = [], []
+    means, steps, matrices = [], [], []
     for layer in range(reader.layers):
         k, v = kv[layer, :, :, start:].double().cpu()
-        weight = _weight(reader, torch.cat(queries[layer], 1), generator)
-        spread = (v - v.mean(1, keepdim=True)).square().mean().sqrt().clamp_min(1e-6)
-        plain = torch.eye(v.shape[2], dtype=v.dtype).expand(v.shape[0], -1, -1)
-        parts = _components(k, weight, k_step), _components(v, plain, v_step * float(spread))
         means.append(torch.stack([k.mean(1), v.mean(1)]))
-        matrices.append(torch.stack(parts))
-    return Basis(torch.stack(means).float(), torch.stack(matrices).to(torch.bfloat16))
+        spread = (v - v.mean(1, keepdim=True)).square().mean().sqrt().clamp_min(1e-6)
+        steps.append(v_step * spread)
+        matrices.append(_components(k, _weight(reader, torch.cat(queries[layer], 1), generator), k_step))
+    return Basis(torch.stack(means).float(), torch.stack(steps).float(), torch.stack(matrices).to(torch.bfloat16))
 
 
 def _read(reader: Reader) -> tuple[torch.Tensor, list[list[torch.Tensor]], int]:

@@ -150,19 +150,16 @@ class Wiring:
     def _reader(self) -> Reader:
         import torch
 
+        from precompute.calibration import use_codec
         from precompute.gate import check_model
         from precompute.reader import Reader
 
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
         folder = model_folder(self.settings)
-        codec = self.settings.codec
-        reader = Reader(folder, device=self.settings.device, dtype=self.settings.dtype, codec=codec)
+        reader = Reader(folder, device=self.settings.device, dtype=self.settings.dtype)
         check_model(reader)
-        if codec == "transform" and not reader.full_prefill_reason:
-            from precompute.calibration import adopt_basis
-
-            adopt_basis(reader, self.kv_store.codecs)
+        use_codec(reader, self.settings.codec, self.kv_store.codecs)
         return reader
 
     def kv_keys(self, batch: Sequence[Reading], group: str) -> Sequence[str | None]:

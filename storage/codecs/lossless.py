@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from storage.codecs.zstd import compress, decompress
+from storage.codecs.zstd import Packer, Unpacker
 
 WORTH = 0.95  # a plane that zstd makes hardly smaller is stored as it is, and read at the speed of memory
 
@@ -28,7 +28,8 @@ class Lossless:
     def encode(self, layer: torch.Tensor, number: int = 0) -> memoryview:
         """Any bit pattern, NaN included."""
         planes = layer.view(torch.uint8).reshape(-1, layer.element_size()).numpy()
-        parts = [_smaller(np.ascontiguousarray(planes[:, which]).data) for which in range(planes.shape[1])]
+        packer = Packer()
+        parts = [_smaller(packer, np.ascontiguousarray(planes[:, which]).data) for which in range(planes.shape[1])]
         return memoryview(struct.pack(f"<{len(parts)}I", *map(len, parts)) + b"".join(parts))
 
     def decode(
@@ -39,18 +40,18 @@ class Lossless:
         first: int = 0,
     ) -> torch.Tensor:
         """See Codec."""
-        out = torch.empty((len(sections), *layer_shape), dtype=dtype)
+        out, unpacker = torch.empty((len(sections), *layer_shape), dtype=dtype), Unpacker()
         for section, layer in zip(sections, out, strict=True):
-            _read(section.numpy().data, layer.view(torch.uint8).reshape(-1, dtype.itemsize).numpy())
+            _read(unpacker, section.numpy().data, layer.view(torch.uint8).reshape(-1, dtype.itemsize).numpy())
         return out
 
 
-def _smaller(plane: memoryview) -> bytes:
-    packed = compress(plane)
+def _smaller(packer: Packer, plane: memoryview) -> bytes:
+    packed = packer.pack(plane)
     return packed if len(packed) < WORTH * len(plane) else bytes(plane)
 
 
-def _read(section: memoryview, out: npt.NDArray[np.uint8]) -> None:
+def _read(unpacker: Unpacker, section: memoryview, out: npt.NDArray[np.uint8]) -> None:
     """Fills `out` uint8 [elements, bytes of an element]."""
     elements, count = out.shape
     if len(section) < 4 * count:
@@ -62,4 +63,4 @@ def _read(section: memoryview, out: npt.NDArray[np.uint8]) -> None:
     for which, length in enumerate(lengths):
         plane = section[at : at + length]
         at += length
-        out[:, which] = np.frombuffer(plane, np.uint8) if length == elements else decompress(plane, elements)
+        out[:, which] = np.frombuffer(plane, np.uint8) if length == elements else unpacker.unpack(plane, elements)

@@ -6,15 +6,12 @@ Integers of 16 bits lie in two planes, low bytes first: the high ones are nearly
 from __future__ import annotations
 
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Bytes = npt.NDArray[np.uint8]
-_WIDE = MappingProxyType({4: torch.int32, 8: torch.int64, 16: torch.complex128})
 
 
 def packed_length(count: int, bits: int) -> int:
@@ -33,24 +30,20 @@ def pack(values: npt.NDArray[np.unsignedinteger[Any]], bits: int) -> Bytes:
     return packed
 
 
-def unpack(data: Bytes, bits: int, subtract: int, out: torch.Tensor) -> None:
-    """The inverse of `pack`, less `subtract`: fills `out` [count], contiguous, bf16 or fp32, from packed_length(count, bits)
-    bytes. Its storage offset must be a multiple of 8 / bits."""
+def unpack(data: Bytes, bits: int, subtract: int, out: npt.NDArray[np.float32]) -> None:
+    """The inverse of `pack`, less `subtract`: fills `out` [count], contiguous, from packed_length(count, bits) bytes."""
     if bits >= 8:
-        low, *high = torch.from_numpy(data).view(bits // 8, -1)
-        out.copy_(low.short() + 256 * high[0].short() - subtract if high else low).sub_(0 if high else subtract)
+        np.subtract(data if bits == 8 else data.reshape(2, -1).T.copy().view("<u2")[:, 0], np.float32(subtract), out=out)
         return
-    table = _table(bits, subtract, out.dtype)
-    index, whole = torch.from_numpy(data).int(), len(out) * bits // 8
-    torch.index_select(table, 0, index[:whole], out=out[: whole * (8 // bits)].view(table.dtype))
+    table, each = _table(bits, subtract), 8 // bits
+    whole = len(out) // each
+    np.take(table, data[:whole], out=out[: whole * each].view(table.dtype), mode="clip")
     if whole < len(data):
-        rest = out[whole * (8 // bits) :]
-        rest.copy_(table[index[whole:].long()].view(out.dtype)[: len(rest)])
+        out[whole * each :] = table[data[-1:]].view(np.float32)[: len(out) - whole * each]
 
 
 @cache
-def _table(bits: int, subtract: int, dtype: torch.dtype) -> torch.Tensor:
-    """What each byte holds: [256], an element as wide as all the numbers in a byte."""
-    shifts = torch.arange(0, 8, bits)
-    numbers = ((torch.arange(256)[:, None] >> shifts) % (1 << bits) - subtract).to(dtype)
-    return numbers.view(_WIDE[numbers[0].nbytes]).view(-1)
+def _table(bits: int, subtract: int) -> npt.NDArray[Any]:
+    """What each byte holds: [256], an element as wide as the fp32 of all the numbers in a byte."""
+    numbers = (np.arange(256)[:, None] >> np.arange(0, 8, bits)) % (1 << bits) - subtract
+    return numbers.astype(np.float32).view(np.complex64 if bits == 4 else np.complex128)[:, 0]

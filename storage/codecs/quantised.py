@@ -65,13 +65,14 @@ class Quantised:
         if section.numel() != head + 2 * length:
             raise ValueError("a section is not as long as its layer")
         # Cloned: an odd number of bytes before it would leave bf16 elements unaligned.
-        numbers = section[:head].clone().view(torch.bfloat16).float()
-        offset, step, scale = torch.split(numbers, [channels, channels, heads * tokens])
+        steps = section[:head].clone().view(torch.bfloat16).float()
+        offset, step, scale = torch.split(steps, [channels, channels, heads * tokens])
         k, v = section[head:].numpy().reshape(2, length)
         x = torch.empty((heads, tokens, width))
-        unpack(k, self.bits, 0, x.view(-1))
+        numbers = x.view(-1).numpy()
+        unpack(k, self.bits, 0, numbers)
         out[0] = x.mul_(step.view(heads, 1, width)).add_(offset.view(heads, 1, width))
-        unpack(v, self.bits, self.middle, x.view(-1))
+        unpack(v, self.bits, self.middle, numbers)
         out[1] = x.mul_(scale.view(heads, tokens, 1))
 
     @property

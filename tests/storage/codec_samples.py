@@ -11,19 +11,18 @@ from storage.codecs.basis import SLACK, Basis
 from storage.codecs.transform import Transform
 from storage.types import CODEC_NAMES, KVProfile
 
-NAMES = CODEC_NAMES
+NAMES = tuple(name for name in CODEC_NAMES if name != "transform8")  # the same codec with another basis
 EXACT = ("raw", "lossless")
 _ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-22}
 
 
 def basis(profile: KVProfile, seed: int = 0) -> Basis:
     """A basis of no model; the same for the same arguments on every machine."""
-    shape = (profile.layers, 2, profile.kv_heads, profile.head_dim)
-    count = profile.layers * 2 * profile.kv_heads * profile.head_dim
-    means = ((torch.arange(count) * 7 + seed) % 11 / 16 - 0.25).reshape(shape)
-    noise = (torch.arange(count * profile.head_dim) * 13 + seed) % 7 / 64
-    matrices = torch.eye(profile.head_dim) / 4 + noise.reshape(*shape, profile.head_dim) / profile.head_dim
-    return Basis(means.float(), matrices.to(torch.bfloat16))
+    layers, heads, width = profile.layers, profile.kv_heads, profile.head_dim
+    means = ((torch.arange(layers * 2 * heads * width) * 7 + seed) % 11 / 16 - 0.25).view(layers, 2, heads, width)
+    noise = (torch.arange(layers * heads * width * width) * 13 + seed) % 7 / 64
+    matrices = torch.eye(width) / 4 + noise.view(layers, heads, width, width) / width
+    return Basis(means.float(), (torch.arange(layers) + 8) / 16, matrices.to(torch.bfloat16))
 
 
 def codec_for(name: str, profile: KVProfile) -> tuple[Codec, KVProfile]:
@@ -37,11 +36,13 @@ def allowed(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     x, rounding = kv.double(), _ROUNDING[kv.dtype]
     if isinstance(codec, Transform):
         matrices = codec.basis.matrices.double()
-        half = matrices.abs().sum(-2) * (0.5 + SLACK)
+        half = (0.5 + SLACK) * matrices.abs().sum(-2)
         # What a component's rounding to the dtype adds, brought back to elements, and that of the elements themselves.
-        spread = matrices.abs().transpose(-1, -2) @ torch.linalg.inv(matrices).abs().transpose(-1, -2)
-        largest = (x.abs() + half.unsqueeze(-2)) * 2 * rounding
-        return half.unsqueeze(-2) + largest @ spread.transpose(-1, -2) + largest
+        spread = torch.linalg.inv(matrices).abs() @ matrices.abs()
+        largest = (x[:, 0].abs() + half.unsqueeze(-2)) * 2 * rounding
+        k_error = half.unsqueeze(-2) + largest @ spread + largest
+        v_half = ((0.5 + SLACK) * codec.basis.steps.double()).view(-1, 1, 1, 1)
+        return torch.stack([k_error, v_half + (x[:, 1].abs() + v_half) * 2 * rounding], 1)
     bits = codec.bits  # type: ignore[attr-defined]
     k, v = x[:, 0], x[:, 1]
     low, high = k.amin(2, keepdim=True), k.amax(2, keepdim=True)

@@ -23,7 +23,7 @@ from storage.codecs.basis import Basis
 from storage.codecs.packing import pack, packed_length, unpack
 from storage.codecs.shelf import CodecShelf
 from storage.codecs.transform import Transform
-from storage.codecs.zstd import decompress
+from storage.codecs.zstd import Unpacker
 from storage.errors import StorageUnavailable
 from storage.folder import FolderStore
 from storage.format import DTYPES, Layers, decode, encode, open_layers
@@ -123,15 +123,14 @@ def test_sizes_fall_from_codec_to_codec():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.sampled_from([2, 4, 8, 16]), st.lists(st.integers(0, 511), min_size=1, max_size=40), st.sampled_from(sorted(DTYPES)))
-def test_packed_integers_come_back(bits, values, name):
-    dtype = DTYPES["float32" if name == "float16" else name]
+@given(st.sampled_from([2, 4, 8, 16]), st.lists(st.integers(0, 511), min_size=1, max_size=40))
+def test_packed_integers_come_back(bits, values):
     values = np.array(values, np.uint16) >> max(0, 9 - bits)
     packed = pack(values, bits)
     assert len(packed) == packed_length(len(values), bits)
-    out = torch.empty(len(values), dtype=dtype)
+    out = np.empty(len(values), np.float32)
     less = 256 if bits == 16 else 1
-    unpack(packed.copy(), bits, less, out)
+    unpack(packed, bits, less, out)
     assert out.tolist() == [int(value) - less for value in values]
 
 
@@ -283,7 +282,7 @@ def test_a_small_frame_of_a_large_content_is_refused_before_it_is_unpacked(annou
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="frame"):
-            decompress(memoryview(frame), 1000)
+            Unpacker().unpack(memoryview(frame), 1000)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -295,13 +294,13 @@ def test_a_frame_that_lies_about_its_length_is_refused():
     for told in (199, 201):
         frame[5] = told
         with pytest.raises(ValueError, match="frame"):
-            decompress(memoryview(bytes(frame)), told)
+            Unpacker().unpack(memoryview(bytes(frame)), told)
 
 
 def test_two_frames_in_the_place_of_one_are_refused():
     frame = zstandard.ZstdCompressor(write_content_size=True).compress(bytes(10))
     with pytest.raises(ValueError, match="frame"):
-        decompress(memoryview(frame + frame), 10)
+        Unpacker().unpack(memoryview(frame + frame), 10)
 
 
 # --- the basis of a transform codec ---
