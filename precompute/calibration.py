@@ -3,7 +3,8 @@
 K is measured by what its error does to the attention's logits: a query q sees an error e of K as q e / sqrt(head_dim), so
 errors are weighed by the second moment of the queries, turned to the distances at which they may stand (position-free
 K has no place of its own). In this measure the principal components are taken, and all are rounded with one step: for
-equal steps the mean squared error per bit is least. V's step is a share of its layer's deviation.
+equal steps the mean squared error per bit is least. A step of s moves a logit by s / sqrt(12), root mean square, whatever
+the head's width. V's step is a share of its layer's deviation.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from storage.codecs.basis import Basis
 from storage.codecs.shelf import CodecShelf
 from storage.codecs.transform import Transform
 
-# Steps of K, in logits, and of V, in shares of the deviation of a layer's V from its mean; see BENCHMARKS.md.
-STEPS = MappingProxyType({"transform": (0.1, 0.4), "transform8": (0.25, 0.75)})
+# Steps of K, in logits, and of V, in shares of the deviation of a layer's V from its mean. What they cost: BENCHMARKS.md.
+STEPS = MappingProxyType({"transform": (0.65, 0.35), "transform8": (2.0, 0.75)})
 FLOOR = 1e-2  # of a head's strongest query direction: no direction of K counts for less than this
-TURNS = 4  # distances drawn for each query
+TOKENS = 1024  # that are read; more of them move the figures by less than another text would
 
 
 VERSION = 1  # of how a basis is made: another one makes another basis, which a new note points to
@@ -85,7 +86,7 @@ def _read(reader: Reader) -> tuple[torch.Tensor, list[list[torch.Tensor]], int]:
     ids = list(reader.format.frame)
     for number, passage in enumerate(filler_passages(), 1):
         ids += [*reader.format.label(number), *reader.tokenizer.encode(passage)]
-    ids = ids[: reader.max_positions]
+    ids = ids[: min(TOKENS, reader.max_positions)]
     kv = reader.buffer(len(ids))
     queries: list[list[torch.Tensor]] = [[] for _ in range(reader.layers)]
     positions = torch.arange(len(ids), device=reader.device)
@@ -100,22 +101,20 @@ def _read(reader: Reader) -> tuple[torch.Tensor, list[list[torch.Tensor]], int]:
 def _weight(reader: Reader, queries: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Second moment [kv_heads, head_dim, head_dim] of what position-free K is multiplied with, fp64."""
     heads, rows, width = queries.shape
-    total = torch.zeros((heads, width, width), dtype=torch.float64)
-    for _ in range(TURNS):
-        # A key at position j meets the query turned back by j; j is drawn evenly from the positions before the query.
-        back = (torch.rand(rows, generator=generator) * torch.arange(rows)).long().to(reader.device)
-        turned = reader.rope.unplace(queries.float(), back).double().cpu()
-        total += turned.transpose(1, 2) @ turned / rows / TURNS
-    return total.view(reader.kv_heads, -1, width, width).mean(1)
+    # A key at position j meets the query turned back by j; j is drawn evenly from the positions before the query.
+    back = (torch.rand(rows, generator=generator) * torch.arange(rows)).long().to(reader.device)
+    turned = reader.rope.unplace(queries.float(), back).cpu()
+    total = (turned.transpose(1, 2) @ turned).double() / rows
+    return total.view(reader.kv_heads, heads // reader.kv_heads, width, width).mean(1)
 
 
 def _components(x: torch.Tensor, weight: torch.Tensor, step: float) -> torch.Tensor:
     """Matrices [kv_heads, components, head_dim] for `x` [kv_heads, tokens, head_dim]: principal components where errors are
-    weighed by `weight`, the largest first, each as long as a step."""
+    weighed by `weight`, the largest first; all steps together make a `step`."""
     values, vectors = torch.linalg.eigh(weight)
     root = values.clamp_min(FLOOR * float(values.max()) + 1e-12).sqrt().unsqueeze(-2)
     there, back = vectors * root, (vectors / root).transpose(1, 2)
     y = (x - x.mean(1, keepdim=True)) @ there
     _, axes = torch.linalg.eigh(y.transpose(1, 2) @ y)  # ascending
-    matrices: torch.Tensor = step * axes.flip(-1).transpose(1, 2) @ back
+    matrices: torch.Tensor = step / x.shape[2] ** 0.5 * axes.flip(-1).transpose(1, 2) @ back
     return matrices

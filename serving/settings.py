@@ -36,7 +36,7 @@ class Settings:
     embedder: str = "embedded"
     device: str = "cpu"
     dtype: str = "bfloat16"
-    codec: str = "raw"  # how KV is written, by name; see docs/object-format.md
+    codec: str = "transform"  # how KV is written, by name; see docs/object-format.md
     threads: int = 0  # 0: as many as the machine has cores
     # Chunking, retrieval and prompts.
     chunk_tokens: int = 400

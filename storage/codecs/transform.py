@@ -37,9 +37,9 @@ _LARGEST = 256
 @dataclass(frozen=True)
 class Transform:
     """|V' - V| <= step / 2. Per vector k of a head, z = (k' - k) @ inverse(matrix) holds |z| <= 1/2 in every component, so
-    |k' - k| <= |matrix|.sum(0) / 2. To both comes what rounding the result to the dtype adds. What calibration has not foreseen costs bytes, never
-    more error: the encoder reads back what it wrote, and stores a layer without loss where the bound would not hold.
-    Raises ValueError for NaN and infinities."""
+    |k' - k| <= |matrix|.sum(0) / 2. To both comes what rounding the result to the dtype adds. What calibration has not
+    foreseen costs bytes, never more error: the encoder reads back what it wrote, and stores a layer without loss where the
+    bound would not hold. Raises ValueError for NaN and infinities."""
 
     basis: Basis
 
