@@ -88,6 +88,29 @@ def ttft(
 
 
 @app.command()
+def storage(
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Questions, one JSON object a line; may be repeated. Default: those of samples/.", exists=True),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Questions to use of each file.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of all chunks of a question.")] = 1500,
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Codecs: bytes, answers after blending, and speed of encoding and decoding."""
+    from bench.storage import run
+
+    run(
+        model=model, data=data or [], limit=limit, max_tokens=max_tokens, out=out, workdir=workdir, device=device,
+        dtype=dtype, progress=_progress,
+    )  # fmt: skip
+
+
+@app.command()
 def peers(
     tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 4096,
     out: Out = None,

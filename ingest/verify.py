@@ -6,6 +6,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import select
@@ -15,6 +16,7 @@ from ingest.garbage import PARTS, orphans
 from storage.audit import check
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import File, KVObject
+from storage.codecs.shelf import CodecShelf
 from storage.errors import ObjectMissing
 from storage.types import ObjectInfo, ObjectStore
 
@@ -80,6 +82,10 @@ class Verifier:
 
     # --- KV ---
 
+    @cached_property
+    def _codecs(self) -> CodecShelf:
+        return CodecShelf(self.objects)
+
     def _kv(self, part: str, stored: dict[str, ObjectInfo], findings: Findings) -> None:
         start = part.split("/")[1]
         query = select(KVObject.key, KVObject.bytes).where(KVObject.status == "done", KVObject.key.startswith(start))
@@ -109,7 +115,7 @@ class Verifier:
         return self._judged(name)  # it may have been written since the store was listed
 
     def _judged(self, name: str) -> str | None:
-        miss = check(self.objects, name)
+        miss = check(self.objects, name, self._codecs)
         return {None: None, "absent": "missing", "wrong_key": "wrong_key"}.get(miss, "damaged")
 
     def _still_done(self, key: str) -> bool:

@@ -253,6 +253,7 @@ class Wiring:
     def _reader(self) -> Reader:
         import torch
 
+        from precompute.calibration import use_codec
         from precompute.gate import check_model
         from precompute.reader import Reader
 
@@ -261,6 +262,7 @@ class Wiring:
         folder = model_folder(self.settings)
         reader = Reader(folder, device=self.settings.device, dtype=self.settings.dtype)
         check_model(reader)
+        use_codec(reader, self.settings.codec, self.kv_store.codecs)
         return reader
 
     def kv_keys(self, batch: Sequence[Reading], group: str, codec: str | None) -> Sequence[str | None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from storage.errors import UserError
+from storage.types import CODEC_NAMES
 
 PREFIX = "PREREAD_"
 
@@ -36,6 +37,7 @@ class Settings:
     embedder: str = "embedded"
     device: str = "cpu"
     dtype: str = "bfloat16"
+    codec: str = "transform"  # how KV is written, by name; see docs/object-format.md
     threads: int = 0  # 0: as many as the machine has cores
     # Chunking, retrieval and prompts.
     chunk_tokens: int = 400
@@ -89,6 +91,8 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: object)
 
 
 def _checked(settings: Settings) -> Settings:
+    if settings.codec not in CODEC_NAMES:
+        raise UserError(f"{PREFIX}CODEC is one of {', '.join(CODEC_NAMES)}, not {settings.codec!r}")
     if not 0 <= settings.canary_share <= 1:
         raise UserError(f"{PREFIX}CANARY_SHARE is a share of the answers, from 0 to 1, not {settings.canary_share}")
     words = [word.strip() for word in settings.encryption_keys.split(",")]

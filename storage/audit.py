@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from storage.errors import ObjectDamaged, ObjectMissing
+from storage.codecs.shelf import CodecShelf
+from storage.errors import ObjectDamaged, ObjectMissing, StorageUnavailable
 from storage.format import MAX_HEADER, decode
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
 
 _PREFIX = struct.Struct("<8sII")  # as in docs/object-format.md: magic, version, header length
 
 
-def check(objects: ObjectStore, name: str) -> Miss | None:
+def check(objects: ObjectStore, name: str, codecs: CodecShelf) -> Miss | None:
     """Why the object `name`, which ends in its key, is not good; None if it is. Raises StorageUnavailable."""
     buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -34,7 +35,12 @@ def check(objects: ObjectStore, name: str) -> Miss | None:
     profile = _profile(buffer.numpy().data)
     if profile is None:
         return Miss.DAMAGED
-    outcome = decode(buffer, name.rpartition("/")[2], profile)
+    codec = codecs.find(profile.codec)
+    if codec in (Miss.TIMEOUT, Miss.UNAVAILABLE):
+        raise StorageUnavailable(f"object store: read the codec's basis: {codec}")
+    if isinstance(codec, Miss):
+        return codec
+    outcome = decode(buffer, name.rpartition("/")[2], profile, codec)
     return None if isinstance(outcome, KVRecord) else outcome
 
 

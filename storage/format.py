@@ -1,10 +1,10 @@
-"""The KV object, version 1, as docs/object-format.md has it: encode a record, decode a buffer."""
+"""The KV object, version 1, as docs/object-format.md has it: encode a record, decode a buffer, or read layer by layer."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import xxhash
 
-from storage.codecs import CODECS
+from storage.codecs import CODECS, Codec
 from storage.keys import token_bytes
 from storage.types import LAYOUT, KVProfile, KVRecord, Miss
 
@@ -50,16 +50,19 @@ class _Refused(Exception):
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-def encode(record: KVRecord) -> list[Part]:
+def encode(record: KVRecord, codec: Codec | None = None) -> list[Part]:
     """The object as buffers to be joined; layers are views of `record.kv` where the codec allows it.
 
-    Equal records give equal bytes. Raises ValueError where the record contradicts its own profile.
+    `codec`: the profile's, if it is not in the table. Equal records give equal bytes. Raises ValueError where the record
+    contradicts its own profile, or the codec cannot hold its numbers.
     """
+    codec = codec or CODECS.get(record.profile.codec)
+    if codec is None or codec.name != record.profile.codec:
+        raise ValueError(f"no codec {record.profile.codec!r}; there is {', '.join(CODECS)}")
     _check_record(record)
-    codec = CODECS[record.profile.codec]
     kv = record.kv.detach().cpu()
     payloads: list[Part] = [token_bytes(record.token_ids)]
-    payloads += [codec.encode(layer.contiguous()) for layer in kv]
+    payloads += [codec.encode(layer.contiguous(), number) for number, layer in enumerate(kv)]
     sections = _place(payloads)
     header = _header_bytes(record.key, record.profile, len(record.token_ids), sections)
     if len(header) > MAX_HEADER:
@@ -78,8 +81,6 @@ def _check_record(record: KVRecord) -> None:
     profile, shape = record.profile, tuple(record.kv.shape)
     if profile.layout != LAYOUT:
         raise ValueError(f"layout {profile.layout!r} cannot be written, only {LAYOUT!r}")
-    if profile.codec not in CODECS:
-        raise ValueError(f"no codec {profile.codec!r}; there is {', '.join(CODECS)}")
     if record.kv.dtype != DTYPES.get(profile.dtype):
         raise ValueError(f"the tensor is {record.kv.dtype}, the profile says {profile.dtype!r}")
     expected = _shape(profile, len(record.token_ids))
@@ -124,63 +125,147 @@ def _padded(data: bytes) -> bytes:
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def decode(buffer: torch.Tensor, key: str, profile: KVProfile) -> KVRecord | Miss:
+def decode(buffer: torch.Tensor, key: str, profile: KVProfile, codec: Codec | None = None) -> KVRecord | Miss:
     """The record in `buffer` (uint8 [size], CPU), or why there is none. Never raises on what the bytes say.
 
-    `kv` is [layers, 2, kv_heads, tokens, head_dim] in the profile's dtype; a view of the buffer if "raw".
-    The header's checksum is verified first, then key and profile, then all sections; nothing is allocated by
-    what a header claims.
+    `kv` is [layers, 2, kv_heads, tokens, head_dim] in the profile's dtype; a view of the buffer if "raw". `codec`: the
+    profile's, if it is not in the table. The header's checksum is verified first, then key and profile, then all
+    sections; nothing is allocated by what a header claims.
     """
-    if profile.layout != LAYOUT or profile.codec not in CODECS or profile.dtype not in DTYPES:
-        return Miss.WRONG_LAYOUT
-    if 0 in _shape(profile, 1):
-        return Miss.WRONG_LAYOUT
     if buffer.data_ptr() % 16 or buffer.storage_offset() % 16:
         buffer = buffer.clone()  # a slice of something else: views of wider elements need an aligned start
+    view = buffer.numpy().data
     try:
-        return _decode(buffer, key, profile)
+        layers = _open(view, len(view), key, profile, codec)
+        return _decode(buffer, layers)
     except _Refused as refusal:
         return refusal.miss
 
 
-def _decode(buffer: torch.Tensor, key: str, profile: KVProfile) -> KVRecord:
-    view = buffer.numpy().data
-    raw, start = _read_header(view)
-    tokens, sections = _parse_header(raw, key, profile)
-    _check_layout(view, start, sections)
-    for section in sections:
-        at = start + section.offset
-        if xxhash.xxh3_128_hexdigest(view[at : at + section.length]) != section.digest:
-            raise _Refused(Miss.DAMAGED)
+def open_layers(
+    read_into: Callable[[memoryview, int], int], size: int, key: str, profile: KVProfile, codec: Codec | None = None
+) -> Layers | Miss:
+    """An object of `size` bytes to be read layer by layer, once its header and commit mark have held, or why there is none.
 
-    ids, *layers = [buffer[start + s.offset : start + s.offset + s.length] for s in sections]
-    if ids.numel() != 4 * tokens:
-        raise _Refused(Miss.DAMAGED)
+    `read_into(buffer, offset)` fills the buffer from that byte on and says how many bytes there were; its errors pass."""
     try:
-        kv = CODECS[profile.codec].decode(layers, DTYPES[profile.dtype], _shape(profile, tokens)[1:])
-    except ValueError:
-        raise _Refused(Miss.DAMAGED) from None
-    return KVRecord(key, profile, struct.unpack(f"<{tokens}I", ids.numpy().data), kv)
+        first = _read(read_into, 0, min(_PREFIX.size, size))
+        head = _read(read_into, 0, min(_head_length(first, size), size))
+        mark = _read(read_into, max(0, size - _MARK.size), min(_MARK.size, size))
+        return _open(head.numpy().data, size, key, profile, codec, mark.numpy().data, read_into)
+    except _Refused as refusal:
+        return refusal.miss
 
 
-def _read_header(view: memoryview) -> tuple[bytes, int]:
-    """The header's bytes, whose checksum and commit mark held, and where the data area starts."""
-    if len(view) < _PREFIX.size + _DIGEST + _MARK.size:
+@dataclass(frozen=True)
+class Layers:
+    """A verified header. Each layer is read by itself and stands on its own checksum."""
+
+    key: str
+    profile: KVProfile
+    tokens: int
+    codec: Codec
+    start: int  # of the data area
+    sections: Sequence[_Section]  # token ids, then layers
+    read_into: Callable[[memoryview, int], int] | None = None
+
+    def layer(self, number: int) -> torch.Tensor | Miss:
+        """Layer `number` [2, kv_heads, tokens, head_dim], from its own bytes alone, or why there is none."""
+        try:
+            return self.decoded([self.fetched(1 + number)], number)[0]
+        except _Refused as refusal:
+            return refusal.miss
+
+    def token_ids(self) -> tuple[int, ...] | Miss:
+        """The chunk's token ids, or why there are none."""
+        try:
+            return self.ids_in(self.fetched(0))
+        except _Refused as refusal:
+            return refusal.miss
+
+    def fetched(self, index: int) -> torch.Tensor:
+        assert self.read_into is not None
+        section = self.sections[index]
+        return self.checked(index, _read(self.read_into, self.start + section.offset, section.length))
+
+    def checked(self, index: int, data: torch.Tensor) -> torch.Tensor:
+        """The section's bytes, uint8, whose checksum held."""
+        if xxhash.xxh3_128_hexdigest(data.numpy().data) != self.sections[index].digest:
+            raise _Refused(Miss.DAMAGED)
+        return data
+
+    def ids_in(self, data: torch.Tensor) -> tuple[int, ...]:
+        if data.numel() != 4 * self.tokens:
+            raise _Refused(Miss.DAMAGED)
+        return struct.unpack(f"<{self.tokens}I", data.numpy().data)
+
+    def decoded(self, sections: Sequence[torch.Tensor], first: int) -> torch.Tensor:
+        """Layers from `first` on [layers, 2, kv_heads, tokens, head_dim]."""
+        shape = _shape(self.profile, self.tokens)[1:]
+        try:
+            return self.codec.decode(sections, DTYPES[self.profile.dtype], shape, first)
+        except ValueError:
+            raise _Refused(Miss.DAMAGED) from None
+
+
+def _open(
+    head: memoryview, size: int, key: str, profile: KVProfile, codec: Codec | None, mark: memoryview | None = None,
+    read_into: Callable[[memoryview, int], int] | None = None,
+) -> Layers:  # fmt: skip
+    """The verified header at the start of `head`; `mark`: the object's last bytes, if `head` is not the whole object."""
+    codec = codec or CODECS.get(profile.codec)
+    known = codec is not None and codec.name == profile.codec
+    if profile.layout != LAYOUT or not known or profile.dtype not in DTYPES or 0 in _shape(profile, 1):
+        raise _Refused(Miss.WRONG_LAYOUT)
+    raw, start = _read_header(head, size, head[-_MARK.size :] if mark is None else mark)
+    tokens, sections = _parse_header(raw, key, profile)
+    _check_places(size, start, sections)
+    return Layers(key, profile, tokens, codec, start, sections, read_into)  # type: ignore[arg-type]
+
+
+def _decode(buffer: torch.Tensor, layers: Layers) -> KVRecord:
+    _check_padding(buffer.numpy().data, layers)
+    at = [layers.start + section.offset for section in layers.sections]
+    parts = [buffer[a : a + section.length] for a, section in zip(at, layers.sections, strict=True)]
+    ids, *sections = [layers.checked(index, part) for index, part in enumerate(parts)]
+    token_ids = layers.ids_in(ids)
+    return KVRecord(layers.key, layers.profile, token_ids, layers.decoded(sections, 0))
+
+
+def _read(read_into: Callable[[memoryview, int], int], offset: int, length: int) -> torch.Tensor:
+    buffer = torch.empty(length, dtype=torch.uint8)
+    if read_into(buffer.numpy().data, offset) != length:
         raise _Refused(Miss.DAMAGED)
-    magic, version, length = _PREFIX.unpack_from(view)
+    return buffer
+
+
+def _head_length(first: torch.Tensor, size: int) -> int:
+    """How many bytes there are up to the data area, by the first of them: never more than MAX_HEADER and a little."""
+    if size < _PREFIX.size:
+        raise _Refused(Miss.DAMAGED)
+    _, _, length = _PREFIX.unpack_from(first.numpy().data)
+    return _aligned(_PREFIX.size + min(length, MAX_HEADER) + _DIGEST)
+
+
+def _read_header(head: memoryview, size: int, mark: memoryview) -> tuple[bytes, int]:
+    """The header's bytes, whose checksum and commit mark held, and where the data area starts."""
+    if size < _PREFIX.size + _DIGEST + _MARK.size:
+        raise _Refused(Miss.DAMAGED)
+    magic, version, length = _PREFIX.unpack_from(head)
     if magic != MAGIC or length > MAX_HEADER:
         raise _Refused(Miss.DAMAGED)
     if version != VERSION:
         raise _Refused(Miss.WRONG_LAYOUT)
     end = _PREFIX.size + length
     start = _aligned(end + _DIGEST)
-    if start + _MARK.size > len(view):
+    if start + _MARK.size > size:
         raise _Refused(Miss.DAMAGED)
-    digest = xxhash.xxh3_128_digest(view[:end])
-    mark = _MARK.pack(_MARK_MAGIC, len(view), digest)
-    if view[end : end + _DIGEST] != digest or any(view[end + _DIGEST : start]) or view[-_MARK.size :] != mark:
+    digest = xxhash.xxh3_128_digest(head[:end])
+    if head[end : end + _DIGEST] != digest or any(head[end + _DIGEST : start]):
         raise _Refused(Miss.DAMAGED)
-    return bytes(view[_PREFIX.size : end]), start
+    if mark != _MARK.pack(_MARK_MAGIC, size, digest):
+        raise _Refused(Miss.DAMAGED)
+    return bytes(head[_PREFIX.size : end]), start
 
 
 def _parse_header(raw: bytes, key: str, profile: KVProfile) -> tuple[int, list[_Section]]:
@@ -216,13 +301,20 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 1 << 63
 
 
-def _check_layout(view: memoryview, start: int, sections: Sequence[_Section]) -> None:
-    """Sections follow each other without gap or overlap, padded with zeros; the mark comes right after."""
-    at, last = start, len(view) - _MARK.size
+def _check_places(size: int, start: int, sections: Sequence[_Section]) -> None:
+    """Sections follow each other without gap or overlap; the mark comes right after."""
+    at, last = start, size - _MARK.size
     for section in sections:
         end = at + _aligned(section.length)
-        if start + section.offset != at or end > last or any(view[at + section.length : end]):
+        if start + section.offset != at or end > last:
             raise _Refused(Miss.DAMAGED)
         at = end
     if at != last:
         raise _Refused(Miss.DAMAGED)
+
+
+def _check_padding(view: memoryview, layers: Layers) -> None:
+    for section in layers.sections:
+        end = layers.start + section.offset + section.length
+        if any(view[end : _aligned(end)]):
+            raise _Refused(Miss.DAMAGED)

@@ -45,6 +45,7 @@ class KVStore:
         self.chain = Chain(
             objects, memory_bytes=memory_bytes, device=device, device_bytes=device_bytes, disk=disk, origins=origins
         )
+        self.codecs = self.chain.codecs
         self._flights = Flights(self._load, self.chain.is_near)
         self._on_damage = on_damage
         hits = [f"hits_{tier}" for tier in self.chain.counters()]
@@ -53,7 +54,8 @@ class KVStore:
     def put(self, record: KVRecord) -> int:
         """Stores the record, over whatever is there; the number of bytes written.
 
-        Raises ValueError where the record contradicts its profile or its key is none, StorageUnavailable."""
+        Raises ValueError where the record contradicts its profile, its key is none or its codec cannot hold it, and
+        StorageUnavailable."""
         if not _KEY.fullmatch(record.key):
             raise ValueError("a record's key is 64 lower-case hex digits")
         written = self.chain.put(record)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
+from storage.codecs.shelf import CodecShelf
 from storage.format import encode
 from storage.tiers.disk import DiskTier
 from storage.tiers.flights import Found
@@ -41,6 +42,7 @@ class Chain:
         disk: DiskTier | None = None,
         origins: Sequence[Tier] = (),
     ) -> None:
+        self.codecs = CodecShelf(objects)
         self._memory = RecordTier("memory", memory_bytes)
         self._device = RecordTier("device", device_bytes, device, self._demote) if device_bytes else None
         self._disk = disk
@@ -70,11 +72,14 @@ class Chain:
 
     def load(self, key: str, profile: KVProfile) -> Found:
         """The record from the first tier that has it whole, or why the home has not. Never raises on what is stored."""
+        codec = self.codecs.find(profile.codec)
+        if isinstance(codec, Miss):
+            return Found(codec)
         fresh, reason = self._fresh(key), Miss.ABSENT
         if self._memory.holds(key) and (found := self.look(key, profile)):
             return found  # another read has brought it meanwhile
         for number, tier in enumerate(self._sources):
-            copy = tier.load(key, profile)
+            copy = tier.load(key, profile, codec)
             if isinstance(copy, Copy):
                 self._spread(copy, self._keepers[:number], fresh)
                 return Found(copy.record, tier.name)
@@ -99,7 +104,7 @@ class Chain:
         """Store the record at home, and then, in the background, on the disk; the bytes written. What was written
         says nothing about being read soon, so memory does not take it. Raises ValueError, StorageUnavailable."""
         fresh = self._fresh(record.key)
-        parts = encode(record)
+        parts = encode(record, self.codecs.required(record.profile.codec))
         written = self._home.put(record.key, parts)
         if self._disk is not None:
             self._move(Copy(record, parts), self._disk, fresh)
@@ -182,9 +187,11 @@ class Chain:
     def _bring(self, key: str, profile: KVProfile, target: CacheTier) -> None:
         if target.holds(key):
             return
-        fresh = self._fresh(key)
+        fresh, codec = self._fresh(key), self.codecs.find(profile.codec)
+        if isinstance(codec, Miss):
+            return
         for source in self._sources:
-            if source is not target and isinstance(copy := source.load(key, profile), Copy):
+            if source is not target and isinstance(copy := source.load(key, profile, codec), Copy):
                 target.offer(copy, fresh)
                 return
 

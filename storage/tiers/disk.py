@@ -18,9 +18,11 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
+from storage.codecs import Codec
 from storage.errors import StorageUnavailable
 from storage.tiers.ledger import Entry, Ledger
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
@@ -63,12 +65,12 @@ class DiskTier:
             os.close(self._handle)
             self._handle = None
 
-    def load(self, key: str, profile: KVProfile) -> Copy | Miss:
+    def load(self, key: str, profile: KVProfile, codec: Codec | None = None) -> Copy | Miss:
         """See Tier."""
         with self._lock:
             entry = self._ledger.get(key)
             self._ledger.touch(key)
-        found = Miss.ABSENT if entry is None else self._read(entry, profile)
+        found = Miss.ABSENT if entry is None else self._read(entry, profile, codec)
         count_load(self.counts, found)
         if entry is not None and not isinstance(found, Copy):
             self.forget([key])
@@ -135,11 +137,12 @@ class DiskTier:
 
     # --- one file ---------------------------------------------------------------------------------------
 
-    def _read(self, entry: Entry, profile: KVProfile) -> Copy | Miss:
+    def _read(self, entry: Entry, profile: KVProfile, codec: Codec | None) -> Copy | Miss:
         try:
             with open(self._path(entry), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                return read_record(size, lambda view: _fill(file.fileno(), view), self.counts, entry.key, profile)
+                read_all = partial(_fill_all, file.fileno(), size)
+                return read_record(read_all, self.counts, entry.key, profile, codec)
         except FileNotFoundError:  # evicted just now, or taken away behind our back
             return Miss.ABSENT
         except OSError:
@@ -245,6 +248,10 @@ def _files(folder: Path) -> Iterator[Path]:
     """All files but the lock."""
     for parent, _, names in os.walk(folder):
         yield from (Path(parent, name) for name in names if name != _LOCK)
+
+
+def _fill_all(handle: int, size: int, allocate: Callable[[int], memoryview]) -> int:
+    return _fill(handle, allocate(size))
 
 
 def _fill(handle: int, view: memoryview) -> int:

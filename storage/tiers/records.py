@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from storage.codecs import Codec
 from storage.tiers.ledger import Ledger
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load
 from storage.types import KVProfile, KVRecord, Miss
@@ -33,7 +34,7 @@ class RecordTier:
         self._records: dict[str, KVRecord] = {}
         self._lock = threading.Lock()
 
-    def load(self, key: str, profile: KVProfile) -> Copy | Miss:
+    def load(self, key: str, profile: KVProfile, codec: Codec | None = None) -> Copy | Miss:
         """See Tier."""
         with self._lock:
             record = self._records.get(key)

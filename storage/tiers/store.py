@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from storage.codecs import Codec
 from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
 from storage.types import KVProfile, Miss, ObjectStore
@@ -17,9 +19,9 @@ class StoreTier:
         self.counts = Counts(COUNTS)
         self._objects = objects
 
-    def load(self, key: str, profile: KVProfile) -> Copy | Miss:
+    def load(self, key: str, profile: KVProfile, codec: Codec | None = None) -> Copy | Miss:
         """See Tier. What is damaged stays: whoever puts the record again repairs it in place."""
-        found = self._load(key, profile)
+        found = self._load(key, profile, codec)
         count_load(self.counts, found)
         return found
 
@@ -51,13 +53,10 @@ class StoreTier:
         """See Tier."""
         return self.counts.snapshot()
 
-    def _load(self, key: str, profile: KVProfile) -> Copy | Miss:
+    def _load(self, key: str, profile: KVProfile, codec: Codec | None) -> Copy | Miss:
         name = object_name(key)
         try:
-            size = self._objects.size(name)
-            if size is None:
-                return Miss.ABSENT
-            return read_record(size, lambda view: self._objects.read_into(name, view), self.counts, key, profile)
+            return read_record(partial(self._objects.read_all, name), self.counts, key, profile, codec)
         except ObjectDamaged:
             return Miss.DAMAGED
         except ObjectMissing:

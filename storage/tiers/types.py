@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from storage.codecs import Codec
 from storage.format import decode
 from storage.types import KVProfile, KVRecord, Miss
 
@@ -33,8 +34,9 @@ class Copy:
 
     @property
     def nbytes(self) -> int:
-        """What it keeps in memory, of record and object the larger: one may be a view of the other."""
-        return max(self.record.kv.nbytes, sum(map(len, self.encoded)))
+        """What it keeps in memory: record and object; of a raw one the larger, since one may be a view of the other."""
+        record, encoded = self.record.kv.untyped_storage().nbytes(), sum(map(len, self.encoded))
+        return max(record, encoded) if self.record.profile.codec == "raw" else record + encoded
 
 
 class Counts:
@@ -58,8 +60,9 @@ class Tier(Protocol):
 
     name: str  # as counters and answers have it
 
-    def load(self, key: str, profile: KVProfile) -> Copy | Miss:
-        """The record, verified, or why there is none. `key` is 64 hex digits. Never raises."""
+    def load(self, key: str, profile: KVProfile, codec: Codec | None = None) -> Copy | Miss:
+        """The record, verified, or why there is none. `key` is 64 hex digits. `codec`: the profile's; None: that of the
+        table. Never raises."""
         ...
 
     def counters(self) -> dict[str, int]:
@@ -104,18 +107,34 @@ class CacheTier(KeepingTier, Protocol):
     def unpin(self, keys: Collection[str]) -> None: ...
 
 
+class _TooLarge(Exception):
+    """Whatever has this size is not one of ours."""
+
+
 def read_record(
-    size: int, read_into: Callable[[memoryview], int], counts: Counts, key: str, profile: KVProfile
+    read_all: Callable[[Callable[[int], memoryview]], int],
+    counts: Counts,
+    key: str,
+    profile: KVProfile,
+    codec: Codec | None,
 ) -> Copy | Miss:
-    """The object of `size` bytes that `read_into` fills a buffer with, decoded; counts the bytes."""
-    if size > MAX_OBJECT_BYTES:
+    """The object that `read_all(allocate)` reads into the memory it asks for, decoded; counts the bytes."""
+    buffer = torch.empty(0, dtype=torch.uint8)
+
+    def allocate(size: int) -> memoryview:
+        nonlocal buffer
+        if size > MAX_OBJECT_BYTES:
+            raise _TooLarge
+        buffer = torch.empty(size, dtype=torch.uint8)
+        return buffer.numpy().data
+
+    try:
+        count = read_all(allocate)
+    except _TooLarge:
         return Miss.DAMAGED
-    buffer = torch.empty(size, dtype=torch.uint8)
-    view = buffer.numpy().data
-    count = read_into(view)
     counts.add(bytes_read=count)
-    outcome = decode(buffer, key, profile) if count == size else Miss.DAMAGED
-    return Copy(outcome, (view,)) if isinstance(outcome, KVRecord) else outcome
+    outcome = decode(buffer, key, profile, codec) if count == buffer.numel() else Miss.DAMAGED
+    return Copy(outcome, (buffer.numpy().data,)) if isinstance(outcome, KVRecord) else outcome
 
 
 def count_load(counts: Counts, outcome: Copy | Miss) -> None:

@@ -14,6 +14,8 @@ from bench.blend import bootstrap
 from bench.cli import app
 from bench.harness import exact, f1, trim
 from bench.peers import Absent
+from bench.questions import own_examples
+from precompute.reader import Reader
 
 METHODS = "full,none,reuse,epic:4,cacheblend:0.15,question:1.0,default,default@document"
 
@@ -49,6 +51,32 @@ def test_blend_compares_each_method_with_full_prefill(tmp_path: Path, tiny_model
     assert methods["reuse"]["recomputed"] == 0
     assert methods["none"]["kl"] > methods["default"]["kl"] != methods["default@document"]["kl"]
     assert methods["default"]["d_nll_ci"][0] <= methods["default"]["d_nll"] <= methods["default"]["d_nll_ci"][1]
+
+
+def test_storage_judges_every_codec_beside_raw(tmp_path: Path, tiny_models: Models) -> None:
+    data = tmp_path / "questions.jsonl"
+    records = [
+        {"id": str(n), "chunks": list(SENTENCES[n : n + 3]), "question": "Who?", "answers": ["nobody does"]} for n in range(2)
+    ]
+    data.write_text("\n".join(map(json.dumps, records)))
+    record = bench(tmp_path, tiny_models, "storage", "--data", str(data), "--limit", "2", "--max-tokens", "200")
+    codecs = record["codecs"]
+    assert record["default"] in codecs
+    assert set(codecs) == {"raw", "lossless", "int8", "int4", "transform", "transform8"}
+    assert all(m["encode_gb_s"] > 0 and m["decode_gb_s"] > 0 for m in codecs.values())
+    assert all(m["by_data"]["questions.jsonl"]["n"] == 2 for m in codecs.values())
+    assert codecs["raw"]["kl_delta"] == codecs["lossless"]["kl_delta"] == codecs["raw"]["d_nll"] == 0
+    assert codecs["int4"]["kl_delta"] != 0
+    assert codecs["transform8"]["ratio_to_bf16"] < codecs["transform"]["ratio_to_bf16"] < codecs["int8"]["ratio_to_bf16"]
+    assert codecs["raw"]["bytes_per_token"] > codecs["raw"]["ratio_to_bf16"] > 1
+
+
+def test_storage_has_questions_of_its_own(tiny_models: Models) -> None:
+    reader = Reader(tiny_models.folder("llama"), dtype="float32")
+    examples = own_examples(reader, 100, 1500)
+    assert len(examples) > 10
+    assert all(1 < len(e.chunks) <= 12 and sum(map(len, e.chunks)) <= 1500 and e.answers for e in examples)
+    assert [e.id for e in own_examples(reader, 2, 1500)] == [e.id for e in examples[:2]]
 
 
 def test_ttft_has_a_row_per_length_method_and_source(

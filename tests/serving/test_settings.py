@@ -21,6 +21,12 @@ def test_a_bad_value_names_its_variable() -> None:
         load_settings({"PREREAD_PORT": "many"})
 
 
+def test_a_codec_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    assert load_settings({"PREREAD_CODEC": "int8"}).codec == "int8"
+    with pytest.raises(UserError, match=r"PREREAD_CODEC.*raw.*transform.*'int7'"):
+        load_settings({"PREREAD_CODEC": "int7"})
+
+
 def test_other_programs_variables_are_left_alone() -> None:
     assert load_settings({"TOP_K": "3"}).top_k == Settings().top_k
 

@@ -98,19 +98,19 @@ def test_a_fault_before_the_object_is_a_miss_with_its_reason(server, connect, fa
 
 
 @pytest.mark.parametrize(("fault", "miss"), FAULTS + BODY_FAULTS)
-def test_a_fault_between_size_and_bytes_is_a_miss_with_its_reason(server, connect, fault, miss):
+def test_after_a_fault_in_head_or_body_the_record_is_there_again(server, connect, fault, miss):
     store = KVStore(connect())
-    server.plan, server.always = [None], fault
+    server.always = fault
     assert store.get(RECORD.key, RECORD.profile) is miss
     server.always = None
     assert same(store.get(RECORD.key, RECORD.profile), RECORD)
 
 
 def test_three_slow_downs_and_then_success_is_success(server, connect, pauses):
-    server.plan = [503, 503, 503, None, 503, 503, 503]
+    server.plan = [503, 503, 503]
     assert same(KVStore(connect(attempts=4)).get(RECORD.key, RECORD.profile), RECORD)
-    assert len(pauses) == 6
-    assert len(set(pauses)) == 6  # growing at random, so that clients do not come back all at once
+    assert len(pauses) == 3
+    assert len(set(pauses)) == 3  # growing at random, so that clients do not come back all at once
     assert max(pauses) <= 8
 
 

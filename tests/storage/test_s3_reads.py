@@ -80,7 +80,7 @@ def test_bytes_that_drip_in_do_not_outlast_the_deadline(server, connect, drip):
 
 
 def test_a_slow_server_within_the_deadline_gives_the_right_record(server, connect):
-    server.plan = [None, "slow-body"]
+    server.plan = ["slow-body"]
     kv = KVStore(connect())
     assert same(kv.get_many([RECORD.key], RECORD.profile, 10)[RECORD.key], RECORD)
     assert kv.counters()["hits"] == 1
@@ -97,7 +97,7 @@ def test_the_deadline_covers_all_attempts_and_their_pauses(server, connect):
 
 @pytest.mark.parametrize("fault", ["stall", "stall-body", "drip-body", 503])
 def test_readers_that_get_many_leaves_behind_end_with_its_deadline(server, connect, fault):
-    server.plan, server.always = [None], fault
+    server.always = fault
     store = KVStore(connect(attempts=1000, deadline_s=60))
     assert store.get_many([RECORD.key], RECORD.profile, 0.25)[RECORD.key] in (Miss.TIMEOUT, Miss.UNAVAILABLE)
     end = time.monotonic() + 1
@@ -146,7 +146,7 @@ def _sip(listening: socket.socket) -> None:
 
 @pytest.mark.parametrize("fault", ["error-200", "other-range", "short-body"])
 def test_an_answer_to_another_question_is_unavailable_and_never_a_record(server, connect, fault):
-    server.plan, server.always = [None], fault
+    server.always = fault
     store = KVStore(connect())
     assert store.get(RECORD.key, RECORD.profile) is Miss.UNAVAILABLE
     assert store.counters()["miss_damaged"] == 0

@@ -1,0 +1,98 @@
+"""The basis of a transform codec: data of a model, in an object of its own, named by its content.
+
+Object `basis/<digest>`, digest being the SHA-256 of its bytes in hex: magic `PRBASIS1`; layers, kv_heads and head_dim as
+u32; means, fp32 [layers, 2, kv_heads, head_dim]; steps of V, fp32 [layers]; matrices of K, bf16 [layers, kv_heads,
+head_dim, head_dim]; all little endian. Row c of a matrix is what component c of K adds to its head's vector per integer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+_HEAD = struct.Struct("<8s3I")
+_MAGIC = b"PRBASIS1"
+MAX_BYTES = 1 << 30
+SLACK = 0.01  # of a step: what rounding in the encoder's own arithmetic may add
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """`means` [layers, 2, kv_heads, head_dim] fp32 of K and V; `steps` [layers] fp32 of V, above zero; `matrices` [layers,
+    kv_heads, head_dim, head_dim] bf16 of K."""
+
+    means: torch.Tensor
+    steps: torch.Tensor
+    matrices: torch.Tensor
+
+    @cached_property
+    def digest(self) -> str:
+        """64 hex digits that only these numbers have."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The object."""
+        layers, _, heads, width = self.means.shape
+        numbers = [x.contiguous().view(torch.uint8).numpy().tobytes() for x in (self.means, self.steps, self.matrices)]
+        return _HEAD.pack(_MAGIC, layers, heads, width) + b"".join(numbers)
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview, digest: str) -> Basis:
+        """Raises ValueError where the bytes are not those of `digest`, or no basis that can be used."""
+        if hashlib.sha256(data).hexdigest() != digest or len(data) < _HEAD.size:
+            raise ValueError("the bytes are not those of the digest")
+        magic, layers, heads, width = _HEAD.unpack_from(data)
+        sizes = [4 * layers * 2 * heads * width, 4 * layers, 2 * layers * heads * width * width]
+        if magic != _MAGIC or len(data) != _HEAD.size + sum(sizes):
+            raise ValueError("no basis")
+        buffer = torch.frombuffer(bytearray(data[_HEAD.size :]), dtype=torch.uint8)
+        means, steps, matrices = (part.clone() for part in torch.split(buffer, sizes))
+        basis = Basis(
+            means.view(torch.float32).view(layers, 2, heads, width),
+            steps.view(torch.float32),
+            matrices.view(torch.bfloat16).view(layers, heads, width, width),
+        )
+        if not all(bool(part.isfinite().all()) for part in (basis.means, basis.steps, basis.matrices)):
+            raise ValueError("a basis with numbers that are none")
+        return basis
+
+    @cached_property
+    def _inverses(self) -> torch.Tensor:
+        inverses: torch.Tensor = torch.linalg.inv(self.matrices.double())
+        return inverses.float()
+
+    @cached_property
+    def _rows(self) -> torch.Tensor:
+        """fp32 [layers, kv_heads, 1 + head_dim, head_dim]: the mean, then the matrix: one product adds the mean as well."""
+        return torch.cat([self.means[:, 0].unsqueeze(-2), self.matrices.float()], -2)
+
+    def k_components(self, k: torch.Tensor, layer: int) -> torch.Tensor:
+        """K [kv_heads, tokens, head_dim] in units of steps: fp32 [kv_heads, tokens, components]."""
+        return (k.float() - self.means[layer, 0].unsqueeze(-2)) @ self._inverses[layer]
+
+    def v_components(self, v: torch.Tensor, layer: int) -> torch.Tensor:
+        """V [kv_heads, tokens, head_dim] in units of steps, fp32, of the same shape."""
+        return (v.float() - self.means[layer, 1].unsqueeze(-2)) / self.steps[layer]
+
+    def expand_k(self, x: torch.Tensor, layer: int, out: torch.Tensor) -> None:
+        """`out` [kv_heads, tokens, head_dim] from integers `x` fp32 [1 + components, kv_heads, tokens], the first row 1.
+
+        In fp32, rounded once: bf16 products are no faster for tensors of such shapes, and slow where a processor has none."""
+        out.copy_(torch.bmm(x.permute(1, 2, 0), self._rows[layer, :, : len(x)]))
+
+    def expand_v(self, x: torch.Tensor, layer: int, out: torch.Tensor) -> None:
+        """`out` from integers `x` fp32, both [kv_heads, tokens, head_dim]; `x` is written over."""
+        out.copy_(x.mul_(self.steps[layer]).add_(self.means[layer, 1].unsqueeze(-2)))
+
+    def holds(self, found: torch.Tensor, layer: torch.Tensor, number: int) -> bool:
+        """Whether `found` is within half a step of `layer` in every component, but for the dtype's rounding of `found`."""
+        off = found.float() - layer.float()
+        rounding = found.float().abs() * torch.finfo(layer.dtype).eps
+        inverse = self._inverses[number]
+        k_holds = (off[0] @ inverse).abs() <= 0.5 + SLACK + rounding[0] @ inverse.abs()
+        v_holds = off[1].abs() <= (0.5 + SLACK) * self.steps[number] + rounding[1]
+        return bool(k_holds.all() and v_holds.all())

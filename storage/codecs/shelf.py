@@ -1,0 +1,96 @@
+"""Codecs by name: those of the table, and transform codecs, whose basis is an object in the store."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import torch
+
+from storage.codecs import CODECS, Codec
+from storage.codecs.basis import MAX_BYTES, Basis
+from storage.codecs.transform import PREFIX, Transform
+from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
+from storage.types import Miss, ObjectStore
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class CodecShelf:
+    """Finds codecs, and keeps the bases it has read. Safe to share between threads."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._read: dict[str, Transform] = {}
+        self._reading = threading.Lock()
+
+    def find(self, name: str) -> Codec | Miss:
+        """The codec, or why it cannot be had: WRONG_LAYOUT for a name that is none, else what became of its basis."""
+        if name in CODECS:
+            return CODECS[name]
+        digest = name.removeprefix(PREFIX)
+        if not name.startswith(PREFIX) or not _DIGEST.fullmatch(digest):
+            return Miss.WRONG_LAYOUT
+        with self._reading:
+            if name not in self._read:
+                basis = self._load(digest)
+                if isinstance(basis, Miss):
+                    return basis
+                self._read[name] = Transform(basis)
+            return self._read[name]
+
+    def required(self, name: str) -> Codec:
+        """The codec. Raises ValueError for a name that is none, StorageUnavailable where its basis cannot be had."""
+        codec = self.find(name)
+        if codec is Miss.WRONG_LAYOUT:
+            raise ValueError(f"no codec {name!r}; there is {', '.join(CODECS)} and {PREFIX}<digest>")
+        if isinstance(codec, Miss):
+            raise StorageUnavailable(f"the basis of codec {name[: len(PREFIX) + 12]}… is {codec}")
+        return codec
+
+    def add(self, basis: Basis) -> Transform:
+        """The codec of this basis, which is in the store from now on. Raises StorageUnavailable."""
+        codec = Transform(basis)
+        self._objects.put(_name(basis.digest), [basis.to_bytes()])
+        with self._reading:
+            return self._read.setdefault(codec.name, codec)
+
+    def noted(self, purpose: str) -> Codec | Miss:
+        """The transform codec that was last noted for a purpose (64 hex digits). Raises StorageUnavailable."""
+        note = bytearray(65)
+        try:
+            length = self._objects.read_into(_note(purpose), memoryview(note))
+        except ObjectMissing:
+            return Miss.ABSENT
+        return self.find(PREFIX + note[:length].decode("ascii", "replace"))
+
+    def note(self, purpose: str, codec: Transform) -> None:
+        """Raises StorageUnavailable."""
+        self._objects.put(_note(purpose), [codec.basis.digest.encode()])
+
+    def _load(self, digest: str) -> Basis | Miss:
+        try:
+            size = self._objects.size(_name(digest))
+            if size is None:
+                return Miss.ABSENT
+            if size > MAX_BYTES:
+                return Miss.DAMAGED
+            buffer = torch.empty(size, dtype=torch.uint8).numpy().data
+            self._objects.read_into(_name(digest), buffer)
+            return Basis.from_bytes(buffer, digest)
+        except ObjectMissing:
+            return Miss.ABSENT
+        except StorageTimeout:
+            return Miss.TIMEOUT
+        except StorageUnavailable:
+            return Miss.UNAVAILABLE
+        except ValueError:
+            return Miss.DAMAGED
+
+
+def _name(digest: str) -> str:
+    return f"basis/{digest}"
+
+
+def _note(purpose: str) -> str:
+    return f"basis-of/{purpose}"

@@ -1,0 +1,107 @@
+"""The basis of the transform codec: made once for a model, found again by every process, and good for its KV."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_models import FAMILIES, SENTENCES, Models
+
+from precompute import calibration
+from precompute.calibration import STEPS, calibrate, use_codec
+from precompute.reader import Reader
+from storage.codecs import CODECS
+from storage.codecs.shelf import CodecShelf
+from storage.codecs.transform import Transform
+from storage.folder import FolderStore
+from storage.keys import kv_key
+from storage.kvstore import KVStore
+from storage.types import CODEC_NAMES, KVRecord
+
+
+def reader(models: Models, family: str = "llama") -> Reader:
+    return Reader(models.folder(family), dtype="float32", filler=1)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_has_a_basis_that_makes_its_chunks_small(tiny_models: Models, family: str, tmp_path: Path) -> None:
+    read = reader(tiny_models, family)
+    store = KVStore(FolderStore(tmp_path))
+    use_codec(read, "transform", store.codecs)
+    ids = tuple(read.tokenizer.encode(" ".join(SENTENCES)))
+    [kv] = read.compile([ids])
+    written = KVRecord(kv_key(read.profile, ids, "g", b"s"), read.profile, ids, kv)
+    size = store.put(written)
+    found = store.get(written.key, read.profile)
+    assert isinstance(found, KVRecord)
+    eighth = sum(len(CODECS["int8"].encode(layer)) for layer in kv)
+    assert size < 0.8 * eighth
+    off = (found.kv - kv).square().mean((2, 3, 4)).sqrt() / kv.std((2, 3, 4))
+    assert 0 < float(off[:, 1].max()) < 0.15  # 0.4 of the deviation, over the square root of 12, and rounding
+    assert 0 < float(off[:, 0].max()) < 0.5
+
+
+def test_a_step_is_what_a_query_sees_of_it(tiny_models: Models) -> None:
+    """K's error is measured in logits: with twice the step the logits of real queries are twice as far off."""
+    read = reader(tiny_models)
+    kv, queries, _ = calibration._read(read)
+    off = []
+    for step in (0.4, 0.8):
+        basis = calibrate(read, step, 0.4)
+        k = kv[1, 0].cpu()
+        error = (basis.k_components(k, 1).round() @ basis.matrices[1].float()) + basis.means[1, 0].unsqueeze(-2) - k
+        q = torch.cat(queries[1], 1).view(read.kv_heads, -1, read.head_dim)
+        off.append(float((q @ error.transpose(1, 2)).square().mean().sqrt()))
+    assert off == pytest.approx([0.4 / 12**0.5, 0.8 / 12**0.5], rel=0.2)
+
+
+def test_a_second_process_finds_the_basis_of_the_first(tiny_models: Models, tmp_path: Path, monkeypatch) -> None:
+    first, second = reader(tiny_models), reader(tiny_models)
+    use_codec(first, "transform", CodecShelf(FolderStore(tmp_path)))
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(calibration, "calibrate", unexpected)
+    use_codec(second, "transform", CodecShelf(FolderStore(tmp_path)))
+    assert first.profile == second.profile
+    assert first.profile.codec.startswith("transform:")
+
+
+@pytest.mark.parametrize("what", ["basis", "basis-of"])
+@pytest.mark.parametrize("damage", [b"", b"x" * 64])
+def test_a_damaged_basis_or_note_is_made_again_and_is_the_same(
+    tiny_models: Models, tmp_path: Path, what: str, damage: bytes
+) -> None:
+    first, second = reader(tiny_models), reader(tiny_models)
+    objects = FolderStore(tmp_path)
+    use_codec(first, "transform", CodecShelf(objects))
+    [name] = objects.list(what + "/")
+    whole = objects.size(name)
+    objects.put(name, [damage])
+    use_codec(second, "transform", CodecShelf(objects))
+    assert second.profile == first.profile
+    assert objects.size(name) == whole
+    assert isinstance(CodecShelf(objects).find(first.profile.codec), Transform)
+
+
+def test_every_codec_and_every_basis_has_keys_of_its_own(tiny_models: Models, tmp_path: Path) -> None:
+    profiles = []
+    for family in ("llama", "qwen2"):
+        for name in CODEC_NAMES:
+            read = reader(tiny_models, family)
+            use_codec(read, name, CodecShelf(FolderStore(tmp_path)))
+            profiles.append(dataclasses.replace(profiles[0] if profiles else read.profile, codec=read.profile.codec))
+    # Of one model, so that nothing but the codec tells them apart: two bases by two sizes, and the table's once.
+    assert len({kv_key(profile, (1, 2), "g", b"s") for profile in profiles}) == len(CODECS) + 2 * len(STEPS)
+
+
+def test_calibration_repeats_itself_and_follows_the_steps(tiny_models: Models) -> None:
+    read = reader(tiny_models)
+    one, two = calibrate(read, 0.8, 0.4), calibrate(read, 0.8, 0.4)
+    assert one.digest == two.digest
+    coarse = calibrate(read, 1.6, 0.8)
+    assert torch.allclose(coarse.steps, 2 * one.steps)
+    assert coarse.digest != one.digest
