@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from bench.harness import Example, console, drive, exact, f1, grounded, load_examples, load_reader, write_record
+from bench.harness import Example, console, drive, exact, f1, grounded, load_examples, load_reader, store_by, write_record
 from precompute.frame import Turn
 from precompute.passes import ContiguousPass
 from precompute.reader import Reader
 from serving.blend.assembly import Assembly, Segment, assemble
 from serving.blend.methods import parse_method
+from serving.settings import Settings
 from storage.conditioning import readings
 from storage.folder import FolderStore
 from storage.keys import kv_key
@@ -55,11 +56,14 @@ class Bench:
     def __init__(self, reader: Reader, workdir: Path) -> None:
         self.reader = reader
         self.store = KVStore(FolderStore(workdir / "kv"))
+        store_by(reader, Settings().codec, [self.store])
         self._alone = reader.buffer(0)
         self.bytes_per_token: dict[str, float] = {}
 
     def profile(self, condition: str) -> KVProfile:
-        return replace(self.reader.profile, conditioning="alone") if condition == "alone" else self.reader.profile
+        """As the product stores it; published methods (`alone`) never had a codec, so theirs is raw."""
+        warm = self.reader.profile
+        return replace(warm, conditioning="alone", codec="raw") if condition == "alone" else warm
 
     def save(self, example: Example, condition: str) -> list[str]:
         """Compile and store the chunks; their keys."""

@@ -73,6 +73,7 @@ def blend(
 def ttft(
     tokens: Annotated[str, typer.Option(help="Prompt lengths, separated by commas.")] = "1024,2048,4096",
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "full,default",
+    codecs: Annotated[str, typer.Option(help="Codecs of the stored KV, separated by commas. Default: the product's.")] = "",
     out: Out = None,
     workdir: Workdir = WORKDIR,
     model: Model = None,
@@ -83,6 +84,8 @@ def ttft(
     from bench.ttft import run
 
     options: dict[str, Any] = {"device": device, "dtype": dtype}
+    if codecs:
+        options["codecs"] = _words(codecs)
     lengths = [int(word) for word in _words(tokens)]
     run(model=model, tokens=lengths, methods=_words(methods), out=out, workdir=workdir, **options)
 

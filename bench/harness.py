@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from precompute.calibration import use_codec
 from precompute.embedded import embedded_model
 from precompute.frame import Turn
 from precompute.reader import Reader
 from serving.blend.assembly import Segment
+from storage.codecs.transform import Transform
 from storage.errors import UserError
+from storage.kvstore import KVStore
 
 
 def load_reader(model: str | None, workdir: Path, *, device: str = "cpu", dtype: str = "bfloat16") -> Reader:
@@ -35,6 +38,15 @@ def load_reader(model: str | None, workdir: Path, *, device: str = "cpu", dtype:
     if reader.full_prefill_reason:
         raise UserError(f"{folder.name} is served by full prefill only: {reader.full_prefill_reason}")
     return reader
+
+
+def store_by(reader: Reader, codec: str, stores: Sequence[KVStore]) -> None:
+    """Let what `reader` compiles be stored by the codec of this name, whose basis every store has from now on."""
+    use_codec(reader, codec, stores[0].codecs)
+    found = stores[0].codecs.find(reader.profile.codec)
+    if isinstance(found, Transform):
+        for store in stores[1:]:
+            store.codecs.add(found.basis)
 
 
 @dataclass(frozen=True)

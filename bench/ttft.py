@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from bench.harness import console, drive, grounded, load_reader, write_record
+from bench.harness import console, drive, grounded, load_reader, store_by, write_record
 from precompute.frame import Turn
 from precompute.reader import Reader, filler_passages
 from serving.blend.assembly import Segment, assemble
 from serving.blend.methods import parse_method
+from serving.settings import Settings
 from storage.errors import UserError
 from storage.folder import FolderStore
 from storage.keys import kv_key
@@ -38,10 +39,11 @@ DEADLINE_S = 600.0
 
 
 class Prompt:
-    """A prompt of about `tokens` tokens whose chunks are stored in every source."""
+    """A prompt of about `tokens` tokens whose chunks are stored in every source, by the product's codec or another."""
 
-    def __init__(self, reader: Reader, stores: dict[str, KVStore], tokens: int) -> None:
-        self.reader, self.stores = reader, stores
+    def __init__(self, reader: Reader, stores: dict[str, KVStore], tokens: int, codec: str = Settings().codec) -> None:
+        store_by(reader, codec, list(stores.values()))
+        self.reader, self.stores, self.profile = reader, stores, reader.profile
         self.chunks = chunks_for(reader, tokens)
         reader.frame_kv(), reader.label_kv()
         self.keys = [kv_key(reader.profile, tuple(ids), "bench", b"bench") for ids in self.chunks]
@@ -63,7 +65,7 @@ class Prompt:
         chosen = parse_method(method)
         records: dict[str, Any] = {}
         if chosen.uses_stored:
-            records = self.stores[source].get_many(self.keys, self.reader.profile, DEADLINE_S)
+            records = self.stores[source].get_many(self.keys, self.profile, DEADLINE_S)
         kv: list[torch.Tensor | None] = [None] * len(self.keys)
         for at, key in enumerate(self.keys if chosen.uses_stored else ()):
             if not isinstance(found := records.get(key), KVRecord):
@@ -95,7 +97,7 @@ def chunks_for(reader: Reader, tokens: int) -> list[list[int]]:
 
 def run(
     *, model: str | None, tokens: Sequence[int], methods: Sequence[str] = ("full", "default"), out: Path | None,
-    workdir: Path, device: str = "cpu", dtype: str = "bfloat16",
+    workdir: Path, device: str = "cpu", dtype: str = "bfloat16", codecs: Sequence[str] = (Settings().codec,),
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
     reader = load_reader(model, workdir, device=device, dtype=dtype)
@@ -103,7 +105,7 @@ def run(
     stores, note = _stores(workdir)
     rows: list[dict[str, Any]] = []
     for length in tokens:
-        rows += _length(reader, stores, length, methods)
+        rows += _length(reader, stores, length, methods, codecs)
     record: dict[str, Any] = {"model": reader.name, "rounds": ROUNDS, "rows": rows}
     if note:
         record["s3"] = note
@@ -112,23 +114,30 @@ def run(
     return record
 
 
-def _length(reader: Reader, stores: dict[str, KVStore], length: int, methods: Sequence[str]) -> list[dict[str, Any]]:
+def _length(
+    reader: Reader, stores: dict[str, KVStore], length: int, methods: Sequence[str], codecs: Sequence[str]
+) -> list[dict[str, Any]]:
     if length + 1 > reader.max_positions:
         raise UserError(f"{reader.name} takes {reader.max_positions} tokens at most, so {length} cannot be measured")
-    prompt = Prompt(reader, stores, length)
-    cases = [(m, s) for m in methods for s in (stores if parse_method(m).uses_stored else ["memory"])]
-    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    shares: dict[tuple[str, str], float] = {}
+    prompts = {codec: Prompt(reader, stores, length, codec) for codec in codecs}
+    cases = []
+    for method in methods:
+        if parse_method(method).uses_stored:
+            cases += [(method, source, codec) for source in stores for codec in codecs]
+        else:
+            cases.append((method, "memory", codecs[0]))
+    seconds: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    shares: dict[tuple[str, str, str], float] = {}
     for _ in range(ROUNDS):
         for case in cases:
-            took, shares[case] = prompt.first_token(*case)
+            took, shares[case] = prompts[case[2]].first_token(*case[:2])
             seconds[case].append(took)
     return [
         {
-            "tokens": length, "method": method, "source": source, "recomputed": shares[method, source],
-            "ttft_s": statistics.median(seconds[method, source]), "ttft_s_all": seconds[method, source],
+            "tokens": length, "method": method, "source": source, "codec": codec, "recomputed": shares[method, source, codec],
+            "ttft_s": statistics.median(seconds[method, source, codec]), "ttft_s_all": seconds[method, source, codec],
         }
-        for method, source in cases
+        for method, source, codec in cases
     ]  # fmt: skip
 
 
@@ -147,14 +156,15 @@ def _stores(workdir: Path) -> tuple[dict[str, KVStore], str]:
 
 def _print(record: dict[str, Any]) -> None:
     table = Table(title=f"time to first token, {record['model']}, median of {record['rounds']}")
-    for column in ("tokens", "method", "source", "ttft s", "recomputed", "full / this"):
-        table.add_column(column, justify="left" if column in ("method", "source") else "right")
+    for column in ("tokens", "method", "source", "codec", "ttft s", "recomputed", "full / this"):
+        table.add_column(column, justify="left" if column in ("method", "source", "codec") else "right")
     full = {r["tokens"]: r["ttft_s"] for r in record["rows"] if r["method"] == "full"}
     for row in record["rows"]:
         ratio = f"{full[row['tokens']] / row['ttft_s']:.1f}x" if row["tokens"] in full else "-"
         table.add_row(
-            str(row["tokens"]), row["method"], row["source"], f"{row['ttft_s']:.3f}", f"{row['recomputed']:.1%}", ratio
-        )
+            str(row["tokens"]), row["method"], row["source"], row["codec"], f"{row['ttft_s']:.3f}",
+            f"{row['recomputed']:.1%}", ratio,
+        )  # fmt: skip
     console().print(table)
     if "s3" in record:
         console().print(f"s3 {record['s3']}")

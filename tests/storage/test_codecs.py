@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kv_samples import PROFILE, record, same, to_buffer
 
 from storage.codecs import CODECS
-from storage.codecs.basis import Basis
+from storage.codecs.basis import MAX_BYTES, Basis
 from storage.codecs.packing import pack, packed_length, unpack
 from storage.codecs.shelf import CodecShelf
 from storage.codecs.transform import Transform
@@ -303,6 +303,47 @@ def test_two_frames_in_the_place_of_one_are_refused():
         Unpacker().unpack(memoryview(frame + frame), 10)
 
 
+def plain_transform(step: float, dtype: str = "bfloat16") -> tuple[Transform, KVProfile]:
+    """A basis without rotation or mean: an element is an integer times `step`."""
+    base = dataclasses.replace(PROFILE, dtype=dtype, layers=1, head_dim=8)
+    eye = torch.eye(8, dtype=torch.bfloat16) * step
+    return Transform(Basis(torch.zeros(1, 2, 1, 8), torch.full((1,), step), eye.view(1, 1, 8, 8))), base
+
+
+@pytest.mark.parametrize("largest", [1, 2, 7, 8, 127, 128, 255, 256])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_at_the_edge_of_a_class_are_coded_exactly(largest, sign):
+    codec, _ = plain_transform(0.25)
+    layer = torch.zeros(2, 1, 5, 8, dtype=torch.bfloat16)
+    layer[:, 0, 2, :3] = torch.tensor([largest, 1, largest]) * 0.25 * sign
+    section = bytes(codec.encode(layer))
+    assert section[0] == 1
+    assert torch.equal(codec.decode([to_buffer(section)], layer.dtype, tuple(layer.shape))[0], layer)
+
+
+@pytest.mark.parametrize(("number", "dtype", "step"), [(257.0, "bfloat16", 0.5), (65504.0, "float16", 257.0)])
+def test_numbers_for_which_the_basis_was_not_made_are_stored_without_loss(number, dtype, step):
+    """More steps than an integer holds, and a number whose nearest integer lies beyond the dtype's range."""
+    codec, _ = plain_transform(step, dtype)
+    layer = torch.zeros(2, 1, 5, 8, dtype=DTYPES[dtype])
+    layer[1, 0, 1, 1] = layer[0, 0, 3, 3] = number
+    section = bytes(codec.encode(layer))
+    assert section[0] == 0
+    assert torch.equal(codec.decode([to_buffer(section)], layer.dtype, tuple(layer.shape))[0], layer)
+
+
+def test_a_section_that_claims_many_components_is_refused_before_anything_is_allocated():
+    codec, _ = plain_transform(0.25)
+    section = to_buffer(b"\x01" + struct.pack("<4H4I", *[0xFFFF] * 4, 0, 0, 0, 0) + bytes(100))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="section"):
+            codec.decode([section], torch.bfloat16, (2, 1, 30, 8))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 # --- the basis of a transform codec ---
 
 
@@ -344,6 +385,14 @@ def test_without_its_basis_an_object_is_absent_and_cannot_be_written(tmp_path):
     assert store.get(written.key, written.profile) is Miss.ABSENT
     with pytest.raises(StorageUnavailable, match="basis"):
         store.put(written)
+
+
+def test_a_basis_of_absurd_size_is_damage_and_is_not_read(tmp_path, monkeypatch):
+    objects, written, _ = transform_store(tmp_path)
+    store = KVStore(objects)
+    monkeypatch.setattr(objects, "size", lambda name: MAX_BYTES + 1)
+    monkeypatch.setattr(objects, "read_into", None)
+    assert store.get(written.key, written.profile) is Miss.DAMAGED
 
 
 def test_an_object_of_one_basis_is_not_read_with_another(tmp_path):
