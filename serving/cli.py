@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from serving import cli_ask, cli_demo, cli_jobs, cli_keys, cli_server, cli_work
+from serving import cli_ask, cli_demo, cli_jobs, cli_keys, cli_server, cli_sites, cli_work
 from serving.cli_output import note
 from storage.errors import PrereadError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 for room in (cli_server, cli_work, cli_ask, cli_jobs, cli_demo):
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
+app.add_typer(cli_sites.app, name="site")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

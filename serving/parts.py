@@ -33,6 +33,7 @@ from storage.types import Chunk, Miss, ObjectStore, ParsedDocument, TextEmbedder
 
 if TYPE_CHECKING:
     from ingest.pipeline import Pipeline
+    from ingest.site_sync import SiteSync
     from ingest.ticker import Ticker
     from ingest.worker import IngestWorker
     from precompute.queue import KVQueue
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from retrieval.index import ChunkIndex
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
+    from serving.parent_site import ParentSite
 
 PARSERS = 1  # version of what the parsers give: part of what makes a document up to date
 PARSER_CHILDREN = 2
@@ -86,8 +88,39 @@ class Wiring:
         )
 
     @cached_property
+    def parent(self) -> ParentSite | None:
+        """The parent site, if this one has any."""
+        if not self.settings.parent_url:
+            return None
+        from serving.parent_site import ParentSite
+
+        return ParentSite(self.settings, self.catalogue, self.objects, self._is_needed)
+
+    @cached_property
+    def site_sync(self) -> SiteSync:
+        if self.parent is None:
+            raise UserError("this site has no parent: PREREAD_PARENT_URL is not set")
+        return self.parent.sync(self.delete_kv)
+
+    def _is_needed(self, key: str) -> bool:
+        with self.catalogue.read() as session:
+            return session.scalar(select(KVObject.status).where(KVObject.key == key)) not in (None, "purge")
+
+    @cached_property
     def kv_store(self) -> KVStore:
-        return KVStore(self.objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key))
+        if self.parent is None:
+            return KVStore(self.objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key))
+        from storage.lease import LeasedKVStore
+
+        return LeasedKVStore(
+            self.parent.objects, self._memory_bytes, on_damage=self._damaged_copy, lease=self.parent.lease
+        )
+
+    def _damaged_copy(self, key: str, miss: Miss) -> None:
+        """The parent's object takes its place, or if it has none, one that is computed here."""
+        if self.parent is not None:
+            self.parent.objects.drop(key)
+        self.repair(key)
 
     def delete_kv(self, keys: Sequence[str]) -> None:
         self.kv_store.delete(keys)
@@ -108,11 +141,27 @@ class Wiring:
         if owed:
             self.ring("precompute")
 
-    def forget_deleted(self) -> int:
-        """Drop from this process's memory what any process has deleted from the catalogue; how many records."""
+    def _held(self) -> set[str]:
+        """The keys of all stored KV in this process's memory."""
         held = set(self.kv_store.keys_in_memory())
         if (engine := self.__dict__.get("engine")) is not None:
             held |= engine.keys_in_memory()
+        return held
+
+    def stay_in_step(self) -> float:
+        """Forget what was deleted, and look whether stored KV may be used; the seconds after which to look again."""
+        if self.parent is None:
+            self.forget_deleted()
+            return self.settings.tick_seconds
+        lease = self.parent.lease
+        lease.look(self.parent.exchanges, self.forget_deleted)
+        if not lease.held() and (held := self._held()):
+            self._forget(held)
+        return min(self.settings.tick_seconds, max(lease.left(), 0.01)) if lease.held() else self.settings.tick_seconds
+
+    def forget_deleted(self) -> int:
+        """Drop from this process's memory what any process has deleted from the catalogue; how many records."""
+        held = self._held()
         if not held:
             return 0
         kept = select(KVObject.key).where(KVObject.key.in_(held), KVObject.status != "purge")
@@ -164,7 +213,7 @@ class Wiring:
         """The keys of readings in a sharing group; None where the model's state is not blended at all."""
         if self.reader.full_prefill_reason:
             return [None] * len(batch)
-        secret = group_secret(self.secret, group)
+        secret = self.parent.group_secret(self.secret, group) if self.parent else group_secret(self.secret, group)
         # A window that the model's context has no room for is not read as a window.
         fitting = [read if self.reader.fits(read) else read[-1:] for read in batch]
         return [kv_key(self.reader.profile, read[-1], group, secret, read[:-1]) for read in fitting]
@@ -254,6 +303,7 @@ class Wiring:
     @cached_property
     def kv_queue(self) -> KVQueue:
         from precompute.queue import KVQueue
+        from precompute.types import nowhere
 
         return KVQueue(
             self.catalogue,
@@ -263,6 +313,7 @@ class Wiring:
             lease_seconds=self.settings.lease_seconds,
             kv_keys=self.kv_keys,
             settled=self._settle,
+            elsewhere=self.parent.elsewhere if self.parent else nowhere,
         )
 
     def _settle(self, job_ids: set[str]) -> None:
@@ -320,6 +371,7 @@ class Wiring:
             secret=self.secret,
             check_broker=check_broker(self.celery),
             check_engine=self.engine.check,
+            parent=self.parent,
         )
 
 

@@ -30,6 +30,9 @@ class Settings:
     s3_region: str = "us-east-1"
     broker_url: str = ""  # redis://…; empty: the local broker that `preread up` starts
     secret: str = ""  # master secret for API keys and KV keys; empty: generated once in the data folder
+    # A parent site that has stored KV for this one; both or neither.
+    parent_url: str = ""  # https://…
+    parent_key: str = ""  # what `preread site add` has printed there
     # The reader model and the embedder: a folder, or "embedded".
     model: str = "embedded"
     embedder: str = "embedded"
@@ -81,6 +84,8 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: object)
 def _checked(settings: Settings) -> Settings:
     if not 0 <= settings.canary_share <= 1:
         raise UserError(f"{PREFIX}CANARY_SHARE is a share of the answers, from 0 to 1, not {settings.canary_share}")
+    if bool(settings.parent_url) != bool(settings.parent_key):
+        raise UserError(f"set both {PREFIX}PARENT_URL and {PREFIX}PARENT_KEY, or neither")
     return settings
 
 

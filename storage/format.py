@@ -143,6 +143,18 @@ def decode(buffer: torch.Tensor, key: str, profile: KVProfile) -> KVRecord | Mis
         return refusal.miss
 
 
+def is_whole(data: memoryview, key: str) -> bool:
+    """Whether these bytes are an object of this key, complete and undamaged, of whatever profile it says itself."""
+    if not len(data):
+        return False
+    try:
+        raw, _ = _read_header(data)
+        profile = KVProfile(**json.loads(raw)["profile"])
+        return isinstance(decode(torch.frombuffer(data, dtype=torch.uint8), key, profile), KVRecord)
+    except (_Refused, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def _decode(buffer: torch.Tensor, key: str, profile: KVProfile) -> KVRecord:
     view = buffer.numpy().data
     raw, start = _read_header(view)

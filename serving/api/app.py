@@ -17,12 +17,14 @@ from serving.api import (
     jobs,
     models,
     schedules,
+    sites,
     vector_store_files,
     vector_stores,
 )
 from serving.api.metrics import Metrics
 from serving.api.middleware import Authentication, BodyLimit, RequestShell
 from serving.api.parts import ApiParts
+from serving.api.site_metrics import SiteMetrics
 from serving.doors.jobs import count_by_status
 
 ROUTERS = (
@@ -35,6 +37,7 @@ ROUTERS = (
     corpora,
     jobs,
     schedules,
+    sites,
     admin,
     health,
 )
@@ -45,6 +48,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.parts = parts
     app.state.metrics = Metrics(partial(count_by_status, parts.catalogue), parts.engine)
+    app.state.metrics.registry.register(SiteMetrics(parts))
     errors.install(app)
     for module in ROUTERS:
         app.include_router(module.router)

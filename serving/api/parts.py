@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ingest.deletes import Deleter
 from ingest.sync import DoneHash
@@ -14,6 +15,9 @@ from serving.settings import Settings
 from storage.catalogue.engine import Catalogue
 from storage.kvstore import KVStore
 from storage.types import ObjectStore, TextEmbedder
+
+if TYPE_CHECKING:
+    from serving.parent_site import ParentSite
 
 
 def _well() -> None:
@@ -39,3 +43,4 @@ class ApiParts:
     clock: Callable[[], float] = time.time
     check_broker: Callable[[], None] = _well
     check_engine: Callable[[], None] = _well
+    parent: ParentSite | None = None
