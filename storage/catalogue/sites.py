@@ -84,8 +84,8 @@ def wanted(session: Session, site: Site, after: str) -> list[str]:
 def receipt(session: Session, tenant_id: str, seq: int, deleted_at: float) -> list[dict[str, Any]]:
     """What became of a deletion at each site that was there: erased at a time, pending, or beyond reach since it was
     removed before it had answered."""
-    first = select(SiteErasure.site_id, func.min(SiteErasure.at)).where(SiteErasure.seq >= seq)
-    erased = {site_id: at for site_id, at in session.execute(first.group_by(SiteErasure.site_id))}
+    first = select(SiteErasure.site_id, func.min(SiteErasure.at).label("at")).where(SiteErasure.seq >= seq)
+    erased = {row.site_id: row.at for row in session.execute(first.group_by(SiteErasure.site_id))}
     rows = session.scalars(_present(tenant_id, deleted_at).order_by(Site.name, Site.created_at))
     return [_outcome(site, erased.get(site.id) or (deleted_at if site.erased >= seq else None)) for site in rows]
 
