@@ -94,7 +94,9 @@ class Wiring:
             return None
         from serving.parent_site import ParentSite
 
-        return ParentSite(self.settings, self.catalogue, self.objects, self._is_needed)
+        parent = ParentSite(self.settings, self.catalogue, self.objects, self._is_needed)
+        self._closers.append(parent.peer.close)
+        return parent
 
     @cached_property
     def site_sync(self) -> SiteSync:
