@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sqlalchemy import case, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from ingest.types import KVDelete
@@ -144,12 +145,12 @@ class SiteSync:
     def _link(self) -> SiteLink:
         with self.catalogue.read() as session:
             link = session.get(SiteLink, self.key.site_id)
-        if link is None:
-            with self.catalogue.write() as session:
-                link = SiteLink(site_id=self.key.site_id)
-                session.add(link)
-                session.flush()
-        return link
+        if link is not None:
+            return link
+        with self.catalogue.write() as session:
+            dialect = postgresql if self.catalogue.dialect == "postgresql" else sqlite
+            session.execute(dialect.insert(SiteLink).values(site_id=self.key.site_id).on_conflict_do_nothing())
+            return session.get_one(SiteLink, self.key.site_id)
 
     def _note(self, **values: Any) -> None:
         with self.catalogue.write() as session:

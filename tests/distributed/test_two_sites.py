@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fixtures_models import Models
 from live_site import Backends, Site, until
 from sqlalchemy import select
 from wire import Wire
@@ -102,8 +103,10 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, model_folder: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path, model_folder)
+def pair(tmp_path: Path, tiny_models: Models) -> Iterator[Pair]:
+    """A model of random weights: what it says means nothing, but follows from every number of the KV."""
+    model = tiny_models.folder("qwen3-long", family="qwen3", max_position_embeddings=1 << 15)
+    made = Pair(tmp_path, model)
     try:
         yield made
     finally:
@@ -179,7 +182,7 @@ def purge_state(pair: Pair, purge: str) -> str:
 def test_a_child_reads_through_a_bad_wire_and_keeps_its_promise_when_it_is_cut(pair: Pair) -> None:
     parent = pair.parent
     parent.start("serve")
-    parent.wait_ready()
+    parent.wait_ready(180)
     at_parent = {name: pair.upload(parent, name) for name in CORPORA}
     assert pair.work(parent) > 0
     pair.add_child()
@@ -187,7 +190,7 @@ def test_a_child_reads_through_a_bad_wire_and_keeps_its_promise_when_it_is_cut(p
     assert child is not None
     assert wire is not None
     child.start("serve")
-    child.wait_ready()
+    child.wait_ready(180)
     at_child = {name: pair.upload(child, name) for name in CORPORA}
     assert pair.work(child) == 0, "the parent has it all: nothing is prefilled at the child"
     assert set(rows(child).values()) == {"done"}
@@ -218,12 +221,12 @@ def _fetch_through(parent: Site, child: Site, at_parent: str, at_child: str) -> 
     wanted = keys(child, at_child)
     assert here(child) == wanted
     assert metric(child, 'preread_parent_objects_total{by="reader"}') == len(wanted)
-    assert metric(child, 'preread_parent_bytes_total{by="reader"}') > 10_000 * len(wanted)
+    assert metric(child, 'preread_parent_bytes_total{by="reader"}') > 1_000 * len(wanted)
 
 
 def _flipped_byte(parent: Site, child: Site, wire: Wire, at_parent: str, at_child: str) -> None:
     """A byte that changes on the way is noticed, and the object fetched again."""
-    wire.flip_after, wire.delay_s = 200_000, 0.002
+    wire.flip_after, wire.delay_s = 60_000, 0.002
     text, report = ask(child, at_child)
     wire.delay_s = 0.0
     assert wire.flipped == 1
@@ -270,7 +273,8 @@ def _cut(
     until(lambda: in_step(child), 60, "the child back in step")
     assert here(child).isdisjoint(doomed), "it has caught up before it serves again"
     text, report = ask(child, at_child["lanterns"])
-    assert reasons(report) == {"absent"}
+    assert reasons(report) <= {"absent", "unavailable"}, "a parent that was away is tried by one request at first"
+    assert len(report["not_reused"]) == report["chunks"]
     assert text == full["lanterns"]
     text, report = ask(child, at_child["ferries"])
     assert reasons(report) == set()
@@ -285,7 +289,7 @@ def _cut(
 def test_a_child_that_was_killed_catches_up_before_it_serves(pair: Pair) -> None:
     parent = pair.parent
     parent.start("serve")
-    parent.wait_ready()
+    parent.wait_ready(180)
     at_parent = pair.upload(parent, "lanterns")
     pair.work(parent)
     pair.add_child()
@@ -293,7 +297,7 @@ def test_a_child_that_was_killed_catches_up_before_it_serves(pair: Pair) -> None
     assert child is not None
     for command in ("serve", "beat"):
         child.start(command)
-    child.wait_ready()
+    child.wait_ready(180)
     at_child = pair.upload(child, "lanterns")
     pair.work(child)
     until(lambda: in_step(child), 60, "the first exchange")
@@ -306,7 +310,7 @@ def test_a_child_that_was_killed_catches_up_before_it_serves(pair: Pair) -> None
         child.processes[command].wait()
     purge = delete_document(parent, at_parent)
     child.start("serve")
-    child.wait_ready()
+    child.wait_ready(180)
     text, report = ask(child, at_child)
     assert reasons(report) == {"unsynced"}
     assert text == ask(child, at_child, "full")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,12 @@ def test_a_site_cannot_acknowledge_what_it_was_not_told(site: Site, corpus: str,
     reply = call(site, child.key, "sync", {"cursor": 10**9, "erased": 10**9}).json()
     assert reply["reset"] is True
     assert receipt(site, gone)["sites"][0]["state"] == "pending"
+
+
+def test_two_threads_may_begin_a_registration(site: Site, corpus: str, tmp_path: Path) -> None:
+    with child_of(site, tmp_path / "child", register(site)) as child, ThreadPoolExecutor(4) as pool:
+        links = list(pool.map(lambda _: child.sync._link(), range(8)))
+    assert {(link.site_id, link.cursor, link.syncs, link.pull_after) for link in links} == {(child.key.site_id, None, 0, "")}
 
 
 # --- numbers ---
