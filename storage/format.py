@@ -143,16 +143,17 @@ def decode(buffer: torch.Tensor, key: str, profile: KVProfile) -> KVRecord | Mis
         return refusal.miss
 
 
-def is_whole(data: memoryview, key: str) -> bool:
-    """Whether these bytes are an object of this key, complete and undamaged, of whatever profile it says itself."""
-    if not len(data):
-        return False
+def is_whole(view: memoryview, key: str) -> bool:
+    """Whether these bytes are an object of this key, complete and undamaged, of whatever profile it says itself. No codec is
+    asked: every byte is under a checksum."""
     try:
-        raw, _ = _read_header(data)
-        profile = KVProfile(**json.loads(raw)["profile"])
-        return isinstance(decode(torch.frombuffer(data, dtype=torch.uint8), key, profile), KVRecord)
+        raw, start = _read_header(view)
+        _, sections = _parse_header(raw, key, KVProfile(**json.loads(raw)["profile"]))
+        _check_layout(view, start, sections)
     except (_Refused, ValueError, KeyError, TypeError, RecursionError):
         return False
+    data = view[start:]
+    return all(xxhash.xxh3_128_hexdigest(data[s.offset : s.offset + s.length]) == s.digest for s in sections)
 
 
 def _decode(buffer: torch.Tensor, key: str, profile: KVProfile) -> KVRecord:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -18,6 +21,21 @@ MAX_BYTES = 4 << 30  # whatever calls itself larger is not one of ours
 _KV = "kv/"
 
 
+def _is_named_by_content(data: memoryview, digest: str) -> bool:
+    return hashlib.sha256(data).hexdigest() == digest
+
+
+def _is_note(data: memoryview, purpose: str) -> bool:
+    return re.fullmatch(rb"[0-9a-f]{64}", data) is not None
+
+
+# What is read through, and how it is known to be what it is called: the bytes and the name's last word. Codecs' bases belong
+# to a model, and a child takes its parent's: they are part of the KV's keys.
+CHECKS: Mapping[str, Callable[[memoryview, str], bool]] = MappingProxyType(
+    {_KV: is_whole, "basis/": _is_named_by_content, "basis-of/": _is_note}
+)
+
+
 class Parent(Protocol):
     """The reading half of an ObjectStore."""
 
@@ -27,7 +45,7 @@ class Parent(Protocol):
 
 
 class ReadThrough:
-    """An ObjectStore: `local`, and KV objects of `parent` where it has none. Safe to share between threads.
+    """An ObjectStore: `local`, and KV objects and codecs' bases of `parent` where it has none. Safe to share between threads.
 
     What the parent sends is handed on only if it is a whole object of that name; it is asked once more for one that is
     not. `wanted(key)`: whether this site's catalogue still refers to the object. It is asked after an object was kept, so
@@ -54,7 +72,7 @@ class ReadThrough:
     def size(self, name: str) -> int | None:
         """See ObjectStore."""
         size = self._local.size(name)
-        if size is not None or not name.startswith(_KV):
+        if size is not None or not name.startswith(tuple(CHECKS)):
             return size
         with self._counted():
             return self._parent.size(name)
@@ -64,7 +82,7 @@ class ReadThrough:
         try:
             return self._local.read_into(name, buffer, offset)
         except ObjectMissing:
-            if not name.startswith(_KV):
+            if not name.startswith(tuple(CHECKS)):
                 raise
         if not offset:  # as a rule this is all of it, and needs no second buffer
             with self._counted():
@@ -107,14 +125,14 @@ class ReadThrough:
 
     def _accept(self, name: str, buffer: memoryview) -> bool:
         """Count and keep an object, if it is the one it ought to be."""
-        key = name.rpartition("/")[2]
-        if not is_whole(buffer, key):
+        kind, key = name.partition("/")[0] + "/", name.rpartition("/")[2]
+        if not CHECKS[kind](buffer, key):
             self._count(damaged=1)
             return False
         self._count(objects=1, bytes=len(buffer))
         try:
             self._local.put(name, [buffer])
-            if not self._wanted(key):
+            if kind == _KV and not self._wanted(key):
                 self._local.delete(name)
         except StorageUnavailable:  # no room here: it is read from the parent again next time
             self._count(unkept=1)

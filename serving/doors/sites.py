@@ -23,6 +23,7 @@ from storage.names import is_name
 from storage.site_key import SiteKey, is_signed, site_secret
 
 PIECE = 1 << 20  # bytes of an object read and sent at a time
+_OF_MODELS = ("basis/", "basis-of/")  # what codecs have made of a model, and of no document
 _KV_NAME = re.compile(r"kv/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 
 
@@ -171,7 +172,7 @@ def find_object(parts: ApiParts, signed: Signed) -> int:
         site = admit(parts, session, signed)
         if kv is not None and kv[2] not in sites.states(session, site, [kv[2]])[0]:
             raise missing
-    if kv is None and not (signed.name.startswith("codec/") and is_name(signed.name)):
+    if kv is None and not (signed.name.startswith(_OF_MODELS) and is_name(signed.name)):
         raise missing  # never raw/: documents are not a site's to fetch
     size = parts.objects.size(signed.name)
     if size is None:

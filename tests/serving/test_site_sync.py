@@ -237,6 +237,7 @@ def test_a_catalogue_restored_from_a_backup_is_noticed(site: Site, corpus: str, 
     if where == "child":  # its cursor is from before what it has acknowledged
         with child.work.catalogue.write() as session:
             session.get_one(SiteLink, child.key.site_id).cursor = 0
+        child.sync._erased = 0  # and its processes are new ones
     else:
         with site.parts.catalogue.write() as session:
             session.get_one(SiteRow, child.key.site_id).erased = 0

@@ -115,7 +115,7 @@ def test_documents_and_all_else_are_never_served(site: Site, key: SiteKey) -> No
     raw = list(site.parts.objects.list("raw/"))
     assert raw
     known = keys_of(site.work)[0]
-    tricks = (f"kv/00/{known}", f"kv/{known}", f"kv/{known[:2]}/{known}/", f"codec/../{raw[0]}", f"kv/../{raw[0]}", "codec/", "")
+    tricks = (f"kv/00/{known}", f"kv/{known}", f"kv/{known[:2]}/{known}/", f"basis/../{raw[0]}", f"kv/../{raw[0]}", "basis/", "")
     for name in (*raw, "health/probe", *tricks):
         expires = int(site.parts.clock()) + LIFE_SECONDS
         signed = Signed("GET", key.site_id, name, expires, signature(key.secret, "GET", key.site_id, name, expires))
@@ -124,10 +124,10 @@ def test_documents_and_all_else_are_never_served(site: Site, key: SiteKey) -> No
     assert ask(site, key, "GET", raw[0]).status_code == 404
 
 
-def test_codec_tables_are_served_to_every_site(site: Site, key: SiteKey) -> None:
-    site.parts.objects.put("codec/basis-1/abc", [b"basis"])
-    assert ask(site, key, "GET", "codec/basis-1/abc").content == b"basis"
-    assert ask(site, key, "GET", "codec/basis-1/abd").status_code == 404
+def test_codecs_bases_are_served_to_every_site(site: Site, key: SiteKey) -> None:
+    site.parts.objects.put("basis/abc", [b"basis"])
+    assert ask(site, key, "GET", "basis/abc").content == b"basis"
+    assert ask(site, key, "GET", "basis/abd").status_code == 404
 
 
 def test_a_site_gets_the_kv_of_its_corpora_only(site: Site, corpus: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 import threading
 import time
@@ -185,6 +186,34 @@ def test_a_byte_flipped_on_the_way_is_refused_and_fetched_again(at: int, local: 
     assert read(store) == DATA
     assert parent.reads == 2
     assert store.counters()["damaged"] == 1
+
+
+def test_no_byte_can_change_unnoticed() -> None:
+    assert is_whole(memoryview(DATA), RECORD.key)
+    for at in range(len(DATA)):
+        assert not is_whole(memoryview(DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :]), RECORD.key), at
+    for end in (0, 1, 50, len(DATA) // 2, len(DATA) - 1):
+        assert not is_whole(memoryview(DATA[:end]), RECORD.key)
+    assert not is_whole(memoryview(DATA + b"\0"), RECORD.key)
+
+
+def test_a_codecs_basis_is_read_through_if_its_name_is_its_digest(local: FolderStore) -> None:
+    basis = b"a basis, whatever is in it"
+    digest = hashlib.sha256(basis).hexdigest()
+
+    def read_all(store: ReadThrough, name: str) -> bytes:
+        buffer = bytearray(store.size(name) or 0)
+        return bytes(buffer[: store.read_into(name, memoryview(buffer))])
+
+    store = ReadThrough(local, Flipping(basis, 3, bad=1), lambda key: False)
+    assert read_all(store, f"basis/{digest}") == basis
+    assert local.size(f"basis/{digest}") == len(basis), "no catalogue row speaks of it, and it is kept"
+    with pytest.raises(StorageUnavailable):
+        read_all(ReadThrough(local, Flipping(b"another", 0, bad=0), lambda key: True), f"basis/{'0' * 64}")
+    noted = ReadThrough(local, Flipping(digest.encode(), 0, bad=0), lambda key: True)
+    assert read_all(noted, f"basis-of/{'a' * 64}") == digest.encode()
+    with pytest.raises(StorageUnavailable):
+        read_all(ReadThrough(local, Flipping(b"<html>", 0, bad=0), lambda key: True), f"basis-of/{'b' * 64}")
 
 
 def test_what_stays_damaged_is_neither_kept_nor_handed_on(local: FolderStore) -> None:
