@@ -154,11 +154,12 @@ def _with_members(session: Session, ids: Sequence[str]) -> list[str]:
 
 
 def record_purge(
-    session: Session, tenant_id: str, corpus_id: str | None, receipt: Receipt, what: dict[str, Any]
+    session: Session, tenant_id: str, corpus_id: str | None, receipt: Receipt, what: dict[str, Any], newest: int
 ) -> Job:
-    """A finished delete job that keeps the receipt, so that it can be asked for later."""
+    """A finished delete job that keeps the receipt, so that it can be asked for later. `newest`: the number of the newest
+    tombstone once all was deleted; a site that has erased up to there has erased this."""
     job = create_job(session, tenant_id=tenant_id, corpus_id=corpus_id, type="delete", request=what)
     job.started_at = time.time()
-    job.result = {"receipt": receipt}
+    job.result = {"receipt": receipt, "tombstone": newest}
     settle(session, job.id)
     return job

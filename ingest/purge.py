@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from ingest.types import KVDelete
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, KVObject
+from storage.catalogue.tombstones import bury
 from storage.errors import StorageUnavailable
 
 BATCH = 200
@@ -84,6 +85,7 @@ def release(session: Session, keys: Iterable[str]) -> tuple[int, int]:
     for batch in _batches(keys):
         query = select(KVObject).where(KVObject.key.in_(batch)).order_by(KVObject.key).with_for_update()
         rows = session.scalars(query.execution_options(populate_existing=True)).all()
+        bury(session, rows)
         used = set(session.scalars(select(ChunkRow.kv_key).where(ChunkRow.kv_key.in_(batch)).distinct()))
         for row in rows:
             if row.key in used:

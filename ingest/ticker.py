@@ -16,6 +16,7 @@ from ingest.purge import try_sweep
 from ingest.types import KVDelete, Ring
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Job, JobFile
+from storage.catalogue.tombstones import prune
 
 UPLOAD_SECONDS = 24 * 3600.0  # for which a sync waits for a content that was announced
 
@@ -34,7 +35,8 @@ class Ticker:
     apply_policy: Callable[[], int] = lambda: 0
 
     def tick(self, now: float | None = None) -> None:
-        """Fire schedules, return what dead workers held, settle jobs, delete what is marked, and ring."""
+        """Fire schedules, return what dead workers held, settle jobs, delete what is marked, drop tombstones that every site
+        has seen to, and ring."""
         schedules.tick(self.catalogue, time.time() if now is None else now, self.ring)
         with self.catalogue.write() as session:
             reap(session)
@@ -44,6 +46,7 @@ class Ticker:
         self.collect()
         self.apply_policy()
         try_sweep(self.catalogue, self.kv_delete)
+        prune(self.catalogue)
         self.ring_for_work()
 
     def _settle(self) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from precompute import rows
 from precompute.rows import Batch
-from precompute.types import Compiler, RecordStore
+from precompute.types import AskElsewhere, Compiler, Elsewhere, RecordStore, nowhere
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
 from storage.codecs import CODECS
@@ -56,12 +56,14 @@ class _Computed:
     failed: tuple[str, ...]  # by their own fault
     foreign: tuple[str, ...]  # keys of another model than this worker's
     codecs: Mapping[str, str | None]  # by key, what it is stored with; None: the reader's own
+    elsewhere: Elsewhere
 
 
 class KVQueue:
     """Computes what is owed. `settled(job_ids)` is called with the jobs that may have ended; `kv_keys`, if
     given, is
-    asked whether a row belongs to this worker's model at all."""
+    asked whether a row belongs to this worker's model at all. `elsewhere` is asked first: what another site stores need not
+    be computed here, and what it is computing is waited for."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class KVQueue:
         max_attempts: int = rows.MAX_ATTEMPTS,
         kv_keys: KVKeys,
         settled: Callable[[set[str]], None] = lambda job_ids: None,
+        elsewhere: AskElsewhere = nowhere,
     ) -> None:
         self._catalogue = catalogue
         self._store = store
@@ -85,6 +88,7 @@ class KVQueue:
         self._max_attempts = max_attempts
         self._kv_keys = kv_keys
         self._settled = settled
+        self._elsewhere = elsewhere
         self._held: set[str] = set()
         self._held_lock = threading.Lock()
         self._last_tenant: str | None = None
@@ -151,7 +155,9 @@ class KVQueue:
 
     def _compute(self, batch: Batch) -> _Computed:
         read = self._readings(batch)
-        mine = [row for row in batch.rows if row.key in read]
+        elsewhere = self._elsewhere([row.key for row in batch.rows if row.key in read])
+        spared = elsewhere.stored.keys() | elsewhere.awaited
+        mine = [row for row in batch.rows if row.key in read and row.key not in spared]
         foreign = tuple(row.key for row in batch.rows if row.key not in read)
         tensors: dict[str, torch.Tensor] = {}
         started = time.monotonic()
@@ -161,14 +167,14 @@ class KVQueue:
                 tensors = {row.key: kv for row, kv in zip(mine, results, strict=True)}
         except Exception as error:  # noqa: BLE001 - one chunk's fault must not fail the chunks beside it
             log.warning("compile_failed", chunks=len(mine), error=type(error).__name__)
-            tensors = self._one_by_one(read) if len(mine) > 1 else {}
+            tensors = self._one_by_one({row.key: read[row.key] for row in mine}) if len(mine) > 1 else {}
         seconds = time.monotonic() - started
         self.throughput.chunks += len(tensors)
         self.throughput.tokens += sum(len(row.token_ids) for row in mine if row.key in tensors)
         self.throughput.seconds += seconds
         failed = tuple(row.key for row in mine if row.key not in tensors)
         codecs = {key: each.codec for key, each in read.items()}
-        return _Computed(batch, tensors, seconds, failed, foreign, codecs)
+        return _Computed(batch, tensors, seconds, failed, foreign, codecs, elsewhere)
 
     def _one_by_one(self, read: Mapping[str, _Reading]) -> dict[str, torch.Tensor]:
         tensors = {}
@@ -200,10 +206,16 @@ class KVQueue:
             written, unstored, blamed = self._put(computed)
             with self._catalogue.write() as session:
                 rows.mark_done(session, batch, written, computed.seconds)
+                rows.mark_stored(session, batch, computed.elsewhere.stored)
                 attempts = self._max_attempts
                 rows.give_back(session, batch, blamed, blame=True, max_attempts=attempts)
                 rows.give_back(
-                    session, batch, unstored, blame=False, delay=RETRY_DELAY, max_attempts=attempts
+                    session,
+                    batch,
+                    [*unstored, *computed.elsewhere.awaited],
+                    blame=False,
+                    delay=RETRY_DELAY,
+                    max_attempts=attempts,
                 )
                 rows.mark_failed(session, batch, computed.foreign)
                 jobs = rows.waiting_jobs(session, [row.key for row in batch.rows])

@@ -205,6 +205,15 @@ def _spent(session: Session, batch: Batch, keys: Sequence[str], seconds: float) 
     return spent
 
 
+def mark_stored(session: Session, batch: Batch, stored: Mapping[str, int]) -> None:
+    """End the rows whose objects another site stores: they are there to be read, and were not computed for this job."""
+    for key, row in _locked(session, stored).items():
+        if row.status == "leased" and row.lease_owner == batch.token:
+            row.status, row.bytes, row.finished_at = "done", stored[key], time.time()
+            row.lease_owner = row.lease_expires = None
+    session.flush()
+
+
 def _bury(session: Session, tenant_id: str, orphans: Sequence[Owed]) -> None:
     """Have objects deleted again whose rows were purged while they were being computed."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite

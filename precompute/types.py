@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -28,3 +29,19 @@ class RecordStore(Protocol):
         """Bytes written. Raises StorageUnavailable."""
         ...
 
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What another site has of some keys: bytes by key of what it stores, and what it is computing."""
+
+    stored: Mapping[str, int] = field(default_factory=dict)
+    awaited: frozenset[str] = frozenset()
+
+
+AskElsewhere = Callable[[Sequence[str]], Elsewhere]
+
+
+def nowhere(keys: Sequence[str]) -> Elsewhere:
+    """There is no other site."""
+    return Elsewhere()

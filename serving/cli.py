@@ -17,6 +17,7 @@ from serving import (
     cli_plan,
     cli_policy,
     cli_server,
+    cli_sites,
     cli_storage,
     cli_storage_view,
     cli_work,
@@ -42,6 +43,7 @@ app.add_typer(cli_keys.app, name="key")
 app.add_typer(cli_policy.app, name="policy")
 app.add_typer(cli_storage.app, name="storage")
 app.command()(cli_storage_view.usage)
+app.add_typer(cli_sites.app, name="site")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

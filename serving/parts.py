@@ -40,6 +40,7 @@ from storage.types import Chunk, KVProfile, Miss, ObjectStore, ParsedDocument, T
 
 if TYPE_CHECKING:
     from ingest.pipeline import Pipeline
+    from ingest.site_sync import SiteSync
     from ingest.ticker import Ticker
     from ingest.worker import IngestWorker
     from precompute.queue import KVQueue
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from retrieval.index import ChunkIndex
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
+    from serving.parent_site import ParentSite
     from serving.placement import Placement
     from serving.usage import Meter
 
@@ -115,15 +117,45 @@ class Wiring:
             return session.scalar(select(KVObject.sharing_group).where(KVObject.key == rest.rpartition("/")[2])) or ""
 
     @cached_property
+    def parent(self) -> ParentSite | None:
+        """The parent site, if this one has any."""
+        if not self.settings.parent_url:
+            return None
+        from serving.parent_site import ParentSite
+
+        parent = ParentSite(self.settings, self.catalogue, self.objects, self._is_needed)
+        self._closers.append(parent.peer.close)
+        return parent
+
+    @cached_property
+    def site_sync(self) -> SiteSync:
+        if self.parent is None:
+            raise UserError("this site has no parent: PREREAD_PARENT_URL is not set")
+        return self.parent.sync(self.delete_kv)
+
+    def _is_needed(self, key: str) -> bool:
+        with self.catalogue.read() as session:
+            return session.scalar(select(KVObject.status).where(KVObject.key == key)) not in (None, "purge")
+
+    @cached_property
     def kv_store(self) -> KVStore:
-        return KVStore(
-            self.objects,
-            self._memory_bytes,
-            on_damage=lambda key, _: self.repair(key),
-            device=self.settings.device,
-            device_bytes=self._device_bytes(),
-            disk=self._disk_tier(),
+        parent = self.parent
+        options: dict[str, Any] = {
+            "device": self.settings.device, "device_bytes": self._device_bytes(), "disk": self._disk_tier(),
+        }  # fmt: skip
+        if parent is None:
+            return KVStore(self.objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key), **options)
+        from storage.lease import LeasedKVStore
+
+        return LeasedKVStore(
+            parent.objects, self._memory_bytes, on_damage=self._damaged_copy, lease=parent.lease, **options
         )
+
+    def _damaged_copy(self, key: str, miss: Miss) -> None:
+        """The parent's object takes its place, or if it has none, one that is computed here."""
+        if self.parent is not None:
+            self.parent.objects.drop(key)
+        self.repair(key)
 
     def _device_bytes(self) -> int:
         """A part of an accelerator's memory; on a CPU, host memory is the device's."""
@@ -206,16 +238,32 @@ class Wiring:
         if owed:
             self.ring("precompute")
 
+    def _held(self) -> set[str]:
+        """The keys of all stored KV in this process's memory."""
+        held = set(self.kv_store.keys_in_memory())
+        if (engine := self.__dict__.get("engine")) is not None:
+            held |= engine.keys_in_memory()
+        return held
+
+    def stay_in_step(self) -> float:
+        """Forget what was deleted, and look whether stored KV may be used; the seconds after which to look again."""
+        if self.parent is None:
+            self.forget_deleted()
+            return self.settings.tick_seconds
+        lease = self.parent.lease
+        lease.look(self.parent.exchanges, self.forget_deleted)
+        if not lease.held() and (held := self._held()):
+            self._forget(held)
+        return min(self.settings.tick_seconds, max(lease.left(), 0.01)) if lease.held() else self.settings.tick_seconds
+
     def forget_deleted(self) -> int:
         """Drop from this process's memory and disk what any process has deleted from the catalogue; how many records.
 
         Of what lies on disk, a part is looked at each time."""
         self.kv_store.chain.reclaim()
         self._disk_keys = self._disk_keys or self.kv_store.chain.keys("disk")
-        held = {*self.kv_store.keys_in_memory(), *self._disk_keys[:FORGET_BATCH]}
+        held = {*self._held(), *self._disk_keys[:FORGET_BATCH]}
         del self._disk_keys[:FORGET_BATCH]
-        if (engine := self.__dict__.get("engine")) is not None:
-            held |= engine.keys_in_memory()
         gone = set(held)
         with self.catalogue.read() as session:
             for keys in (list(held)[start : start + 500] for start in range(0, len(held), 500)):
@@ -269,7 +317,7 @@ class Wiring:
         """The keys of readings in a sharing group; None where the model's state is not blended at all."""
         if self.reader.full_prefill_reason:
             return [None] * len(batch)
-        secret = group_secret(self.secret, group)
+        secret = self.parent.group_secret(self.secret, group) if self.parent else group_secret(self.secret, group)
         # A window that the model's context has no room for is not read as a window.
         fitting = [read if self.reader.fits(read) else read[-1:] for read in batch]
         profile = under(self.reader.profile, codec)
@@ -367,6 +415,7 @@ class Wiring:
     @cached_property
     def kv_queue(self) -> KVQueue:
         from precompute.queue import KVQueue
+        from precompute.types import nowhere
 
         return KVQueue(
             self.catalogue,
@@ -376,6 +425,7 @@ class Wiring:
             lease_seconds=self.settings.lease_seconds,
             kv_keys=self.kv_keys,
             settled=self._settle,
+            elsewhere=self.parent.elsewhere if self.parent else nowhere,
         )
 
     def _settle(self, job_ids: set[str]) -> None:
@@ -437,6 +487,7 @@ class Wiring:
             check_engine=self.engine.check,
             placement=self.placement,
             meter=self.meter,
+            parent=self.parent,
         )
 
 

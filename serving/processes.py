@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from serving.usage import Meter
 
 log = structlog.get_logger(__name__)
+FETCH_SECONDS = 10.0  # after which what is fetched ahead of its use is written down, and goes on at the next tick
 CONCURRENCY = 2  # one thread may ingest while the other computes KV
 
 
@@ -43,8 +44,8 @@ def build_api(settings: Settings) -> FastAPI:
     if not wiring.reader.full_prefill_reason:
         wiring.reader.frame_kv()
     wiring.embedder.embed(["warm"])
-    # Deletions by workers and other API processes reach this one's memory within a tick.
-    for name, task in (("kv-forget", wiring.forget_deleted), ("usage", wiring.meter.tick), ("placement", wiring.placement.tick)):
+    threading.Thread(target=_keep_in_step, args=(wiring,), name="kv-forget", daemon=True).start()
+    for name, task in (("usage", wiring.meter.tick), ("placement", wiring.placement.tick)):
         arguments = (name, task, wiring.settings.tick_seconds)
         threading.Thread(target=_keep_doing, args=arguments, name=name, daemon=True).start()
     app.router.lifespan_context = partial(_until_the_end, wiring.meter)
@@ -68,6 +69,17 @@ async def _until_the_end(meter: Meter, app: FastAPI) -> AsyncIterator[None]:
         await to_thread.run_sync(meter.flush)
     except (PrereadError, SQLAlchemyError) as error:
         log.warning("usage lost", error=type(error).__name__)
+
+
+def _keep_in_step(wiring: Wiring) -> None:
+    """Deletions by workers, other API processes and the parent site reach this one's memory within a tick."""
+    while True:
+        pause = wiring.settings.tick_seconds
+        try:
+            pause = wiring.stay_in_step()
+        except (PrereadError, SQLAlchemyError) as error:
+            log.warning("forgetting failed", error=type(error).__name__)
+        time.sleep(pause)
 
 
 # --- the worker ---
@@ -164,6 +176,8 @@ def run_beat(settings: Settings) -> None:
     wiring, stop = Wiring(settings), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    if settings.parent_url:
+        _follow_parent(wiring, stop)
     try:
         while not stop.is_set():
             try:
@@ -173,3 +187,19 @@ def run_beat(settings: Settings) -> None:
             stop.wait(settings.tick_seconds)
     finally:
         wiring.close()
+
+
+def _follow_parent(wiring: Wiring, stop: threading.Event) -> None:
+    """Threads of their own: neither a slow tick nor the fetching of large objects may cost the site its lease."""
+    sync = wiring.site_sync
+    for act in (sync.step, lambda: sync.replicate(FETCH_SECONDS)):
+        threading.Thread(target=_repeat, args=(wiring, stop, act), name="parent-site", daemon=True).start()
+
+
+def _repeat(wiring: Wiring, stop: threading.Event, act: Callable[[], object]) -> None:
+    while not stop.is_set():
+        try:
+            act()
+        except (PrereadError, SQLAlchemyError) as error:
+            log.warning("parent site not reached", error=type(error).__name__)
+        stop.wait(wiring.settings.tick_seconds)

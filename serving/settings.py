@@ -32,6 +32,9 @@ class Settings:
     encryption_keys: str = ""  # secrets, newest first, or "master": objects are encrypted here (docs/encryption.md)
     broker_url: str = ""  # redis://…; empty: the local broker that `preread up` starts
     secret: str = ""  # master secret for API keys and KV keys; empty: generated once in the data folder
+    # A parent site that has stored KV for this one; both or neither.
+    parent_url: str = ""  # https://…
+    parent_key: str = ""  # what `preread site add` has printed there
     # The reader model and the embedder: a folder, or "embedded".
     model: str = "embedded"
     embedder: str = "embedded"
@@ -98,6 +101,8 @@ def _checked(settings: Settings) -> Settings:
     words = [word.strip() for word in settings.encryption_keys.split(",")]
     if settings.encryption_keys and any(word != "master" and len(word.encode()) < 32 for word in words):
         raise UserError(f"{PREFIX}ENCRYPTION_KEYS: each is `master` or a secret of 32 characters or more, split by commas")
+    if bool(settings.parent_url) != bool(settings.parent_key):
+        raise UserError(f"set both {PREFIX}PARENT_URL and {PREFIX}PARENT_KEY, or neither")
     return settings
 
 

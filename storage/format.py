@@ -142,6 +142,20 @@ def decode(buffer: torch.Tensor, key: str, profile: KVProfile, codec: Codec | No
         return refusal.miss
 
 
+def is_whole(view: memoryview, key: str) -> bool:
+    """Whether these bytes are an object of this key, complete and undamaged, of whatever profile it says itself. No codec is
+    asked: every byte is under a checksum."""
+    try:
+        raw, start = _read_header(view, len(view), view[-_MARK.size :])
+        _, sections = _parse_header(raw, key, KVProfile(**json.loads(raw)["profile"]))
+        _check_places(len(view), start, sections)
+        _check_padding(view, start, sections)
+    except (_Refused, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    data = view[start:]
+    return all(xxhash.xxh3_128_hexdigest(data[s.offset : s.offset + s.length]) == s.digest for s in sections)
+
+
 def open_layers(
     read_into: Callable[[memoryview, int], int], size: int, key: str, profile: KVProfile, codec: Codec | None = None
 ) -> Layers | Miss:
@@ -224,7 +238,7 @@ def _open(
 
 
 def _decode(buffer: torch.Tensor, layers: Layers) -> KVRecord:
-    _check_padding(buffer.numpy().data, layers)
+    _check_padding(buffer.numpy().data, layers.start, layers.sections)
     at = [layers.start + section.offset for section in layers.sections]
     parts = [buffer[a : a + section.length] for a, section in zip(at, layers.sections, strict=True)]
     ids, *sections = [layers.checked(index, part) for index, part in enumerate(parts)]
@@ -313,8 +327,8 @@ def _check_places(size: int, start: int, sections: Sequence[_Section]) -> None:
         raise _Refused(Miss.DAMAGED)
 
 
-def _check_padding(view: memoryview, layers: Layers) -> None:
-    for section in layers.sections:
-        end = layers.start + section.offset + section.length
+def _check_padding(view: memoryview, start: int, sections: Sequence[_Section]) -> None:
+    for section in sections:
+        end = start + section.offset + section.length
         if any(view[end : _aligned(end)]):
             raise _Refused(Miss.DAMAGED)

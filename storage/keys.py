@@ -42,14 +42,14 @@ def kv_key(
         raise ValueError("the group secret is empty")
     values = [str(getattr(profile, name)).encode() for name in PROFILE_FIELDS]
     fields = [_KEY_TAG, *values, group.encode(), token_bytes(token_ids), *map(token_bytes, before)]
-    return hmac.new(group_secret, _length_prefixed(fields), hashlib.sha256).hexdigest()
+    return hmac.new(group_secret, length_prefixed(fields), hashlib.sha256).hexdigest()
 
 
 def group_secret(master: bytes, group: str) -> bytes:
     """The 32-byte secret of a sharing group, derived from the installation's; ValueError if that is empty."""
     if not master:
         raise ValueError("the master secret is empty")
-    return hmac.new(master, _length_prefixed([_GROUP_TAG, group.encode()]), hashlib.sha256).digest()
+    return hmac.new(master, length_prefixed([_GROUP_TAG, group.encode()]), hashlib.sha256).digest()
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
@@ -60,6 +60,6 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
         raise ValueError(f"token ids must be integers in [0, 2**32): {error}") from None
 
 
-def _length_prefixed(fields: Iterable[bytes]) -> bytes:
+def length_prefixed(fields: Iterable[bytes]) -> bytes:
     """Each field behind its u64 length: two different lists of fields never give the same bytes."""
     return b"".join(struct.pack("<Q", len(field)) + field for field in fields)

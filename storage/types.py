@@ -152,6 +152,7 @@ class Miss(enum.StrEnum):
     WRONG_LAYOUT = "wrong_layout"
     UNAVAILABLE = "unavailable"
     TIMEOUT = "timeout"
+    UNSYNCED = "unsynced"  # a child site whose lease from its parent is over
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from serving.api import (
     jobs,
     models,
     schedules,
+    sites,
     vector_store_files,
     vector_stores,
 )
@@ -38,6 +39,7 @@ ROUTERS = (
     corpora,
     jobs,
     schedules,
+    sites,
     admin,
     economics,
     health,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ingest.deletes import Deleter
 from ingest.sync import DoneHash
@@ -16,6 +17,9 @@ from serving.usage import Meter
 from storage.catalogue.engine import Catalogue
 from storage.kvstore import KVStore
 from storage.types import ObjectStore, TextEmbedder
+
+if TYPE_CHECKING:
+    from serving.parent_site import ParentSite
 
 
 def _well() -> None:
@@ -43,3 +47,4 @@ class ApiParts:
     clock: Callable[[], float] = time.time
     check_broker: Callable[[], None] = _well
     check_engine: Callable[[], None] = _well
+    parent: ParentSite | None = None

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from ingest.deletes import record_purge
 from serving.api.parts import ApiParts
 from serving.auth import Forbidden, Principal, audit
+from serving.doors import purges
 from serving.doors.paging import Page, listing, window
 from storage.catalogue.schema import Corpus, Document
 from storage.errors import NotFound, UserError
@@ -117,14 +117,12 @@ def remove(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
         find(session, who, corpus_id)
         audit(session, who, "vector_store.delete", corpus_id, parts.clock())
     receipt = parts.deleter.corpus(who.tenant_id, corpus_id)
-    with parts.catalogue.write() as session:
-        job = record_purge(session, who.tenant_id, corpus_id, receipt, {"vector_store_id": corpus_id})
+    purged = purges.record(parts, who, corpus_id, receipt, {"vector_store_id": corpus_id})
     return {
         "id": corpus_id,
         "object": "vector_store.deleted",
         "deleted": True,
-        "receipt": receipt,
-        "job_id": job.id,
+        **purged,
     }
 
 

@@ -9,12 +9,11 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from ingest.deletes import record_purge
 from ingest.job_view import RETRYABLE
 from ingest.jobs import JobItem, attach, create_job
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
-from serving.doors import corpora, files
+from serving.doors import corpora, files, purges
 from serving.doors.paging import Page, listing, window
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile
 from storage.errors import NotFound
@@ -113,10 +112,9 @@ def remove(parts: ApiParts, who: Principal, corpus_id: str, file_id: str) -> dic
         document = held(session, who, corpora.find(session, who, corpus_id).id, file_id)
         audit(session, who, "document.delete", document.id, parts.clock())
     receipt = parts.deleter.document(who.tenant_id, document.id, raw=False)
-    with parts.catalogue.write() as session:
-        job = record_purge(session, who.tenant_id, corpus_id, receipt, {"file_id": file_id})
+    purged = purges.record(parts, who, corpus_id, receipt, {"file_id": file_id})
     deleted = {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
-    return {**deleted, "receipt": receipt, "job_id": job.id}
+    return {**deleted, **purged}
 
 
 def held(session: Session, who: Principal, corpus_id: str, file_id: str) -> Document:

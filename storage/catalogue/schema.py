@@ -250,3 +250,60 @@ class DocumentUse(Base):
     day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     hits: Mapped[int] = mapped_column(BigInteger, default=0)
     last_at: Mapped[float]
+
+
+class Site(Base):
+    """A child site, as its parent knows it. Rows stay when a site is removed: receipts name it."""
+
+    __tablename__ = "site"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # site-…
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    corpora: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))  # whose KV it may hold; None: all
+    groups: Mapped[list[Any]]  # the sharing groups whose secrets its key carries
+    pushed: Mapped[list[Any]]  # corpora of which it is to hold everything
+    erased: Mapped[int] = mapped_column(BigInteger)  # it has erased all tombstones up to this number
+    seen_at: Mapped[float | None]
+    created_at: Mapped[float]
+    removed_at: Mapped[float | None]
+
+
+class SiteWanted(Base):
+    """A KV object that a site is to hold, by an operator's rule."""
+
+    __tablename__ = "site_wanted"
+    site_id: Mapped[str] = mapped_column(ForeignKey("site.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+
+
+class SiteErasure(Base):
+    """When a site said that it has erased all tombstones up to `seq`."""
+
+    __tablename__ = "site_erasure"
+    site_id: Mapped[str] = mapped_column(ForeignKey("site.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    at: Mapped[float]
+
+
+class Tombstone(Base):
+    """A KV key that a chunk ceased to refer to. `seq` is given after the commit, see `storage.catalogue.tombstones`."""
+
+    __tablename__ = "tombstone"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    seq: Mapped[int | None] = mapped_column(BigInteger, unique=True)
+    key: Mapped[str] = mapped_column(String(64))
+    sharing_group: Mapped[str] = mapped_column(String(64))
+
+
+class SiteLink(Base):
+    """At a child: how far it is in step with its parent, under one registration."""
+
+    __tablename__ = "site_link"
+    site_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    cursor: Mapped[int | None] = mapped_column(BigInteger)  # tombstones are applied up to here; None: compare all first
+    newest: Mapped[int] = mapped_column(BigInteger, default=0)  # the parent's newest tombstone when last asked
+    syncs: Mapped[int] = mapped_column(BigInteger, default=0)  # exchanges that left the site in step
+    synced_at: Mapped[float | None]
+    pull_after: Mapped[str] = mapped_column(String(64), default="")  # replication goes on behind this key
+    pulled_objects: Mapped[int] = mapped_column(BigInteger, default=0)
+    pulled_bytes: Mapped[int] = mapped_column(BigInteger, default=0)

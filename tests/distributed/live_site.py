@@ -84,7 +84,7 @@ class Site:
             **self.backends.environ,
         }
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, seconds: float = 60) -> None:
         def ready() -> bool:
             assert self.processes["serve"].poll() is None, self.log("serve")
             try:
@@ -92,7 +92,7 @@ class Site:
             except httpx.TransportError:
                 return False
 
-        until(ready, 60, "readyz")
+        until(ready, seconds, "readyz")
 
     @property
     def url(self) -> str:

@@ -118,7 +118,7 @@ def test_a_chunk_that_comes_back_before_the_sweep_takes_its_row_back(work: Work)
 def test_the_receipt_is_kept_with_a_job(work: Work) -> None:
     corpus = work.corpus()
     with work.catalogue.write() as session:
-        job = record_purge(session, "t1", corpus.id, {"documents": 1}, {"document_id": "doc-1"}).id
+        job = record_purge(session, "t1", corpus.id, {"documents": 1}, {"document_id": "doc-1"}, 0).id
     assert work.view(job)["status"] == "completed"
     with work.catalogue.read() as session:
         assert session.get_one(Job, job).result["receipt"] == {"documents": 1}

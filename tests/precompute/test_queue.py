@@ -16,7 +16,8 @@ from sqlalchemy import select, update
 from ingest.jobs import cancel, settle
 from ingest.purge import sweep
 from precompute import rows
-from precompute.queue import KVQueue
+from precompute.queue import RETRY_DELAY, KVQueue
+from precompute.types import Elsewhere
 from storage.catalogue.schema import ChunkRow, Corpus, Document, KVObject
 from storage.conditioning import Reading, readings
 from storage.errors import StorageUnavailable
@@ -450,3 +451,64 @@ def test_windows_are_bounded_and_cover_every_chunk_once() -> None:
     assert [len(r) for r in read] == [1, 2, 3, 1, 2, 3, 1, 1, 1]
     assert readings(chunks, "none") == [(c,) for c in chunks]
     assert readings([], "document") == []
+
+
+# --- another site ---
+
+
+def test_what_another_site_stores_is_not_computed_here(work: Work, store: KVStore, reader: TinyReader) -> None:
+    job = work.ingest(work.corpus(), {"a.txt": paragraphs(4)})
+    with work.catalogue.read() as session:
+        keys = list(session.scalars(select(KVObject.key).order_by(KVObject.created_at)))
+    asked: list[str] = []
+
+    def elsewhere(keys: Sequence[str]) -> Elsewhere:
+        asked.extend(keys)
+        return Elsewhere(dict.fromkeys(asked[:3], 77))
+
+    make_queue(work, store, reader, elsewhere=elsewhere).drain()
+    assert sorted(asked) == sorted(keys)
+    assert reader.compiled == 1
+    assert statuses(work) == ["done"] * 4
+    view = work.view(job)
+    assert view["status"] == "completed"
+    assert view["progress"]["chunks_computed"] == 1
+    with work.catalogue.read() as session:
+        assert sorted(session.scalars(select(KVObject.bytes)))[:3] == [77] * 3
+    assert len(list(work.objects.list("kv/"))) == 1, "it is read from there when it is needed"
+
+
+def test_what_another_site_is_computing_is_waited_for(
+    work: Work, store: KVStore, reader: TinyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
+    ready: list[str] = []
+
+    def elsewhere(keys: Sequence[str]) -> Elsewhere:
+        stored = {key: 5 for key in keys if key in ready}
+        return Elsewhere(stored, frozenset(set(keys) - stored.keys()))
+
+    queue = make_queue(work, store, reader, elsewhere=elsewhere)
+    queue.drain()
+    assert statuses(work) == ["pending", "pending"]
+    with work.catalogue.read() as session:
+        assert set(session.scalars(select(KVObject.attempt))) == {0}, "waiting is nobody's fault"
+        ready.extend(session.scalars(select(KVObject.key)))
+    assert queue.run_once() == 0, "not asked again at once"
+    later = time.time() + RETRY_DELAY + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    queue.drain()
+    assert statuses(work) == ["done", "done"]
+    assert reader.compiled == 0
+
+
+def test_poison_beside_what_is_stored_elsewhere_fails_alone(work: Work, store: KVStore, reader: TinyReader) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(4)})
+    with work.catalogue.read() as session:
+        rows_by_key = {row.kv_key: row for row in session.scalars(select(ChunkRow).order_by(ChunkRow.ordinal))}
+    keys = list(rows_by_key)
+    reader.poison = struct.unpack("<I", rows_by_key[keys[1]].token_ids[:4])[0]
+    make_queue(work, store, reader, elsewhere=lambda _: Elsewhere({keys[0]: 1}), max_attempts=1).drain()
+    with work.catalogue.read() as session:
+        found = {row.key: row.status for row in session.scalars(select(KVObject))}
+    assert [found[key] for key in keys] == ["done", "failed", "done", "done"]

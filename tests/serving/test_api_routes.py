@@ -15,6 +15,7 @@ from serving.auth import NewKey, Principal, create_key
 from storage.catalogue.schema import Tenant
 
 OPEN = {"/healthz", "/readyz", "/metrics"}  # without a key
+SIGNED = {"/site/{site_id}/objects/{name}", "/site/{site_id}/{call}"}  # by a site's key: see test_sites.py
 TEXT = "Invoices are due after thirty days."
 
 
@@ -84,6 +85,11 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("GET", "/v1/audit"): Probe(other=200, scope="admin"),
     ("GET", "/v1/storage"): Probe(other=200, scope="admin"),
     ("GET", "/v1/usage"): Probe(other=200, scope="admin"),
+    ("GET", "/v1/purges/{purge_id}"): Probe(),
+    ("POST", "/v1/sites"): Probe({"name": "coast", "corpora": ["{corpus}"]}, scope="admin"),
+    ("GET", "/v1/sites"): Probe(other=200, scope="admin"),
+    ("POST", "/v1/sites/{site_id}/push"): Probe({"corpora": ["{corpus}"]}, scope="admin"),
+    ("DELETE", "/v1/sites/{site_id}"): Probe(scope="admin"),
 }
 
 
@@ -106,9 +112,13 @@ def owned_things(site: Site) -> dict[str, str]:
         http.put(f"/v1/corpora/{corpus}/source", json=source).raise_for_status()
         schedule = http.post("/v1/schedules", json={"corpus_id": corpus, "cron": "0 3 * * *"}).json()["id"]
         key = http.post("/v1/api_keys", json={"name": "spare"}).json()["id"]
+        registered = http.post("/v1/sites", json={"name": "edge", "corpora": [corpus]}).json()["id"]
+        spare = http.post("/v1/vector_stores", json={"name": "spare"}).json()["id"]
+        purge = http.delete(f"/v1/vector_stores/{spare}").json()["job_id"]
     return {
         "vector_store_id": corpus, "corpus_id": corpus, "corpus": corpus, "file_id": file, "file": file,
-        "batch_id": job, "job_id": job, "schedule_id": schedule, "key_id": key, "model": f"echo-1@{corpus}",
+        "batch_id": job, "job_id": job, "schedule_id": schedule, "key_id": key, "site_id": registered, "purge_id": purge,
+        "model": f"echo-1@{corpus}",
     }  # fmt: skip
 
 
@@ -116,7 +126,7 @@ def routes(site: Site) -> list[tuple[str, str]]:
     with site.http() as http:
         paths = http.get("/openapi.json").json()["paths"]
     return [
-        (method.upper(), path) for path, methods in paths.items() for method in methods if path not in OPEN
+        (method.upper(), path) for path, methods in paths.items() for method in methods if path not in OPEN | SIGNED
     ]
 
 

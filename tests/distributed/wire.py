@@ -1,0 +1,98 @@
+"""A stretch of wire on loopback between two sites: it can be cut, slowed, and made to flip a byte."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+
+PIECE = 1 << 16
+
+
+class Wire:
+    """Forwards TCP connections to `target`. Bytes from it are the answers."""
+
+    def __init__(self, target: str) -> None:
+        where = urlsplit(target)
+        self._target = (where.hostname or "", where.port or 0)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lock = threading.Lock()
+        self._cut = False
+        self.delay_s = 0.0
+        self.flip_after: int | None = None  # answer bytes until one is flipped, once
+        self.flipped = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.getsockname()[1]}"
+
+    def cut(self) -> None:
+        """Whatever is under way breaks off, and nothing gets through."""
+        with self._lock:
+            self._cut = True
+            for pair in self._pairs:
+                for end in pair:
+                    with contextlib.suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+            self._pairs.clear()
+
+    def heal(self) -> None:
+        with self._lock:
+            self._cut = False
+
+    def close(self) -> None:
+        self.cut()
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            try:
+                with self._lock:
+                    if self._cut:
+                        near.close()
+                        continue
+                    far = socket.create_connection(self._target, timeout=30)
+                    self._pairs.append((near, far))
+            except OSError:
+                near.close()
+                continue
+            threading.Thread(target=self._connect, args=(near, far), daemon=True).start()
+
+    def _connect(self, near: socket.socket, far: socket.socket) -> None:
+        back = threading.Thread(target=self._carry, args=(far, near, True), daemon=True)
+        back.start()
+        self._carry(near, far, False)
+        back.join()
+        with self._lock:
+            self._pairs = [pair for pair in self._pairs if pair[0] is not near]
+        near.close()
+        far.close()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(PIECE):
+                if self.delay_s:
+                    time.sleep(self.delay_s)
+                sink.sendall(self._spoilt(data) if answers else data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _spoilt(self, data: bytes) -> bytes:
+        with self._lock:
+            if self.flip_after is None:
+                return data
+            if self.flip_after >= len(data):
+                self.flip_after -= len(data)
+                return data
+            at, self.flip_after = self.flip_after, None
+            self.flipped += 1
+            return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
