@@ -55,6 +55,7 @@ def build_app(parts: ApiParts) -> FastAPI:
         EconomyMetrics(parts.catalogue, parts.placement),
         TierMetrics(parts.kv_store.chain.counters),
         StoreMetrics(lambda: parts.objects.counters()),
+        SiteMetrics(parts),
     ):
         app.state.metrics.registry.register(collector)
     errors.install(app)
