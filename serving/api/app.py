@@ -26,6 +26,7 @@ from serving.api.economy_metrics import EconomyMetrics
 from serving.api.metrics import Metrics
 from serving.api.middleware import Authentication, BodyLimit, RequestShell
 from serving.api.parts import ApiParts
+from serving.api.site_metrics import SiteMetrics
 from serving.api.storage_metrics import StoreMetrics, TierMetrics
 from serving.doors.jobs import count_by_status
 
