@@ -1,4 +1,4 @@
-"""What a policy says of storing and its codec, brought to documents that are there already: page by page, a page a tick.
+"""What a policy says of storing, its codec and sites, brought to documents that are there: page by page, a page a tick.
 
 A document that must not be stored loses its keys in one transaction; its chunks stay searchable and are computed at query
 time. One that may be stored again is queued like any document that is out of date."""
@@ -16,7 +16,8 @@ from ingest.purge import release
 from ingest.types import Ring
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.facts import facts_of, page_of
-from storage.catalogue.schema import ChunkRow, Corpus, Document, Job
+from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, Site
+from storage.catalogue.sites import replicate
 from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
 
@@ -45,12 +46,29 @@ class StorePass:
             facts = facts_of(session, page, policy.needs_use)
         self._after = page[-1][0].id if page else None
         decided = {fact.document_id: policy.decide(fact, now) for fact in facts}
+        self._replicate(decided)
         return self._apply([document for document, _ in page], decided)
+
+    def _replicate(self, decided: dict[str, Decision]) -> None:
+        """Note at each site what it is to hold. A name of no site is passed over."""
+        documents: dict[str, list[str]] = {}
+        for document_id, decision in decided.items():
+            for name in decision.actions.replicate or ():
+                documents.setdefault(name, []).append(document_id)
+        if not documents:
+            return
+        with self._catalogue.write() as session:
+            query = select(Site).where(Site.name.in_(documents), Site.removed_at.is_(None))
+            for site in session.scalars(query).all():
+                held = select(ChunkRow.kv_key).where(
+                    ChunkRow.document_id.in_(documents[site.name]), ChunkRow.tenant_id == site.tenant_id
+                )
+                replicate(session, site, filter(None, session.scalars(held).all()))
 
     def _corpora(self, session: Session) -> list[str]:
         """Those of whose documents anything is said, or was said under an earlier policy."""
         policy = self._policy.current()
-        if not policy.speaks_of("store", "codec"):
+        if not policy.speaks_of("store", "codec", "replicate"):
             query = select(Document.corpus_id).where(Document.not_stored.is_not(None) | Document.codec.is_not(None))
             return list(session.scalars(query.distinct()))
         return list(session.scalars(select(Corpus.id)))

@@ -134,10 +134,6 @@ class Policy:
                 log.warning("policy_hook_failed", hook=self.hook_name, error=type(error).__name__)
         return Decision(replace(Actions(), **actions), by)
 
-    def sites_for(self, facts: DocumentFacts, now: float) -> tuple[str, ...]:
-        """The sites to which the document's KV is to be replicated."""
-        return self.decide(facts, now).actions.replicate or ()
-
     def speaks_of(self, *actions: str) -> bool:
         """Whether any rule may name one of these actions."""
         named = any(getattr(rule.actions, action) is not None for rule in self.rules for action in actions)

@@ -10,7 +10,8 @@ from fixtures_work import Work, paragraphs
 from sqlalchemy import select, update
 
 from ingest.placement import PASS_SECONDS, StorePass
-from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentUse, KVObject
+from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentUse, KVObject, Site, SiteWanted
+from storage.catalogue.sites import wanted
 from storage.policy.file import PolicyFile
 
 SECRET = 'rules:\n- {name: secret, match: {path: "secret/*"}, store: false}\n'
@@ -164,3 +165,25 @@ def test_two_beats_that_tick_together_do_the_work_once(work: Work, operator: Ope
     assert operator.storing.tick() + other.tick() == 1
 
 
+
+
+def test_a_rule_names_the_sites_that_are_to_hold_a_documents_kv(work: Work, operator: Operator) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"lyon/a.txt": "alpha one two", "b.txt": "beta one two"})
+    with work.catalogue.write() as session:
+        tenant = session.scalars(select(Document.tenant_id)).first()
+        for name in ("lyon", "oslo"):
+            session.add(Site(id=f"site-{name}", tenant_id=tenant, name=name, corpora=None, groups=[], pushed=[], erased=0,
+                             seen_at=None, created_at=1.0, removed_at=None))  # fmt: skip
+        session.flush()
+        session.get_one(Site, "site-oslo").removed_at = 2.0
+        session.execute(update(KVObject).values(status="done"))
+    operator.says('rules:\n- {match: {path: "lyon/*"}, replicate: [lyon, oslo, nowhere]}\n')
+    for _ in range(2):  # saying it again is no error
+        operator.run()
+        operator.now += PASS_SECONDS
+    with work.catalogue.read() as session:
+        assert [(row.site_id, row.key) for row in session.scalars(select(SiteWanted))] == [
+            ("site-lyon", key) for key in keys(work, "lyon/a.txt")
+        ]
+        assert wanted(session, session.get_one(Site, "site-lyon"), "") == keys(work, "lyon/a.txt")

@@ -93,8 +93,8 @@ def test_a_rule_of_nothing_leaves_everything_as_it_is() -> None:
 
 def test_sites_are_told_by_document() -> None:
     said = policy('rules:\n- {match: {path: "a/*"}, replicate: lyon}')
-    assert said.sites_for(facts("a/x.md"), NOW) == ("lyon",)
-    assert said.sites_for(facts("b/x.md"), NOW) == ()
+    assert said.decide(facts("a/x.md"), NOW).actions.replicate == ("lyon",)
+    assert said.decide(facts("b/x.md"), NOW).actions.replicate is None
 
 
 def test_the_sample_file_is_a_policy() -> None:
