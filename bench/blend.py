@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, reader: Reader, workdir: Path) -> None:
         self.reader = reader
         self.store = KVStore(FolderStore(workdir / "kv"))
-        store_by(reader, Settings().codec, [self.store])
+        store_by(reader, Settings().stored_codec, [self.store])
         self._alone = reader.buffer(0)
         self.bytes_per_token: dict[str, float] = {}
 

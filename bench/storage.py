@@ -27,7 +27,7 @@ from precompute.calibration import STEPS, basis_codec
 from precompute.reader import Reader
 from serving.blend.assembly import assemble
 from serving.blend.methods import parse_method
-from serving.settings import Settings
+from serving.settings import codec_for
 from storage.codecs import CODECS, Codec
 from storage.codecs.shelf import CodecShelf
 from storage.folder import FolderStore
@@ -43,7 +43,7 @@ class Tally:
     kl: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     nll: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stored: int = 0  # bytes of whole objects
-    plain: int = 0  # bytes of the KV
+    plain: int = 0  # bytes of the KV in bf16
     tokens: int = 0
     encoding: float = 0.0  # seconds
     decoding: float = 0.0
@@ -83,7 +83,7 @@ def _run(
             progress(f"{source} {number}/{len(examples)}")
     return {
         "model": reader.name, "data": {source: len(examples) for source, examples in sets.items()}, "max_tokens": max_tokens,
-        "default": Settings().codec, "codecs": {name: _summary(tallies[name], tallies["raw"]) for name in codecs},
+        "default": codec_for("s3://"), "codecs": {name: _summary(tallies[name], tallies["raw"]) for name in codecs},
     }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def _through(reader: Reader, codec: Codec, ids: Sequence[int], kv: torch.Tensor,
     profile = replace(reader.profile, codec=codec.name)
     kv = kv.cpu()
     tally.stored += sum(map(len, encode(KVRecord(kv_key(profile, ids, "bench", b"bench"), profile, tuple(ids), kv), codec)))
-    tally.plain += kv.nbytes
+    tally.plain += 2 * kv.numel()
     tally.tokens += len(ids)
     begun = time.thread_time()
     data = [codec.encode(layer, number) for number, layer in enumerate(kv)]

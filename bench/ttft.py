@@ -24,7 +24,7 @@ from precompute.frame import Turn
 from precompute.reader import Reader, filler_passages
 from serving.blend.assembly import Segment, assemble
 from serving.blend.methods import parse_method
-from serving.settings import Settings
+from serving.settings import codec_for
 from storage.errors import UserError
 from storage.folder import FolderStore
 from storage.keys import kv_key
@@ -41,7 +41,7 @@ DEADLINE_S = 600.0
 class Prompt:
     """A prompt of about `tokens` tokens whose chunks are stored in every source, by the product's codec or another."""
 
-    def __init__(self, reader: Reader, stores: dict[str, KVStore], tokens: int, codec: str = Settings().codec) -> None:
+    def __init__(self, reader: Reader, stores: dict[str, KVStore], tokens: int, codec: str) -> None:
         store_by(reader, codec, list(stores.values()))
         self.reader, self.stores, self.profile = reader, stores, reader.profile
         self.chunks = chunks_for(reader, tokens)
@@ -97,7 +97,7 @@ def chunks_for(reader: Reader, tokens: int) -> list[list[int]]:
 
 def run(
     *, model: str | None, tokens: Sequence[int], methods: Sequence[str] = ("full", "default"), out: Path | None,
-    workdir: Path, device: str = "cpu", dtype: str = "bfloat16", codecs: Sequence[str] = (Settings().codec,),
+    workdir: Path, device: str = "cpu", dtype: str = "bfloat16", codecs: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
     reader = load_reader(model, workdir, device=device, dtype=dtype)
@@ -119,13 +119,15 @@ def _length(
 ) -> list[dict[str, Any]]:
     if length + 1 > reader.max_positions:
         raise UserError(f"{reader.name} takes {reader.max_positions} tokens at most, so {length} cannot be measured")
-    prompts = {codec: Prompt(reader, stores, length, codec) for codec in codecs}
+    by_source = {source: codecs or [codec_for("s3://" if source == "s3" else "")] for source in stores}
+    names = dict.fromkeys(codec for chosen in by_source.values() for codec in chosen)
+    prompts = {codec: Prompt(reader, stores, length, codec) for codec in names}
     cases = []
     for method in methods:
         if parse_method(method).uses_stored:
-            cases += [(method, source, codec) for source in stores for codec in codecs]
+            cases += [(method, source, codec) for source in stores for codec in by_source[source]]
         else:
-            cases.append((method, "memory", codecs[0]))
+            cases.append((method, "memory", next(iter(names))))
     seconds: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     shares: dict[tuple[str, str, str], float] = {}
     for _ in range(ROUNDS):

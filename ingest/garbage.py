@@ -28,7 +28,7 @@ EVERY_SECONDS = 30.0  # one part of the store per process
 # The store by parts that can be listed by themselves: a two hundred and fifty-sixth of the KV, a sixteenth of the files.
 PARTS = (*(f"kv/{number:02x}/" for number in range(256)), *(f"raw/{number:x}" for number in range(16)))
 
-_KV = re.compile(r"kv/[0-9a-f]{2}/([0-9a-f]{64})")
+_KV = re.compile(r"kv/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _RAW = re.compile(r"raw/([0-9a-f]{32})/([0-9a-f]{64})")
 
 
@@ -46,7 +46,7 @@ class Collected:
 
 def orphans(catalogue: Catalogue, infos: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """Those of these objects that no row knows. What is not named like one of ours is nobody's orphan."""
-    keys = {match[1]: info for info in infos if (match := _KV.fullmatch(info.name))}
+    keys = {match[2]: info for info in infos if (match := _KV.fullmatch(info.name))}
     files = {(match[1], match[2]): info for info in infos if (match := _RAW.fullmatch(info.name))}
     with catalogue.read() as session:
         known = set(session.scalars(select(KVObject.key).where(KVObject.key.in_(keys))))

@@ -43,11 +43,11 @@ class Ticker:
             self.reap_kv(session)
             expire_uploads(session)
         self._settle()
-        self.collect()
-        self.apply_policy()
         try_sweep(self.catalogue, self.kv_delete)
         prune(self.catalogue)
         self.ring_for_work()
+        self.collect()
+        self.apply_policy()
 
     def _settle(self) -> None:
         with self.catalogue.read() as session:

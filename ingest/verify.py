@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from storage.errors import ObjectMissing
 from storage.types import ObjectInfo, ObjectStore
 
 MOST_SHOWN = 100
+PAGE = 500
 KINDS = ("rows", "objects", "checked", "missing", "damaged", "wrong_key", "orphans", "repaired")
 
 
@@ -61,6 +62,7 @@ class Verifier:
     objects: ObjectStore
     sample: float = 1.0
     repair: Callable[[str], bool] | None = None
+    elsewhere: Callable[[Sequence[str]], Collection[str]] = lambda _: ()  # which of some keys a parent site stores
 
     def run(self) -> Findings:
         """Raises StorageUnavailable."""
@@ -91,7 +93,9 @@ class Verifier:
         query = select(KVObject.key, KVObject.bytes).where(KVObject.status == "done", KVObject.key.startswith(start))
         with self.catalogue.read() as session:
             rows = session.execute(query.order_by(KVObject.key)).all()
-        for key, size in rows:
+        absent = [key for key, _ in rows if part + key not in stored]
+        there = {key for at in range(0, len(absent), PAGE) for key in self.elsewhere(absent[at : at + PAGE])}
+        for key, size in [row for row in rows if row.key not in there]:
             findings.counts["kv"]["rows"] += 1
             problem = self._kv_problem(key, size, stored.get(part + key), findings)
             if problem is None:

@@ -55,7 +55,8 @@ def verify(
             with parts.catalogue.write() as session:
                 return request_repair(session, key)
 
-        found = Verifier(parts.catalogue, parts.objects, sample, owe if repair else None).run()
+        elsewhere = parts.parent.stored if parts.parent else lambda _: ()
+        found = Verifier(parts.catalogue, parts.objects, sample, owe if repair else None, elsewhere).run()
     show(found.shown(), as_json, _findings)
     raise typer.Exit(int(found.unrepaired > 0))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -52,6 +52,10 @@ class ParentSite:
             log.warning("parent site not asked", error=str(error))
             return Elsewhere()
         return Elsewhere(found["stored"], frozenset(found["awaited"]))
+
+    def stored(self, keys: Sequence[str]) -> Collection[str]:
+        """Which of these the parent stores: they need not be here."""
+        return self.elsewhere(keys).stored.keys()
 
     def sync(self, kv_delete: KVDelete) -> SiteSync:
         return SiteSync(

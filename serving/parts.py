@@ -310,7 +310,7 @@ class Wiring:
         folder = model_folder(self.settings)
         reader = Reader(folder, device=self.settings.device, dtype=self.settings.dtype)
         check_model(reader)
-        use_codec(reader, self.settings.codec, self.kv_store.codecs)
+        use_codec(reader, self.settings.stored_codec, self.kv_store.codecs)
         return reader
 
     def kv_keys(self, batch: Sequence[Reading], group: str, codec: str | None) -> Sequence[str | None]:

@@ -182,7 +182,7 @@ def run_beat(settings: Settings) -> None:
         while not stop.is_set():
             try:
                 wiring.ticker.tick()
-            except (PrereadError, SQLAlchemyError) as error:
+            except Exception as error:  # noqa: BLE001 - schedules and leases hang on the next one
                 log.warning("tick failed", error=type(error).__name__)
             stop.wait(settings.tick_seconds)
     finally:
@@ -200,6 +200,6 @@ def _repeat(wiring: Wiring, stop: threading.Event, act: Callable[[], object]) ->
     while not stop.is_set():
         try:
             act()
-        except (PrereadError, SQLAlchemyError) as error:
+        except Exception as error:  # noqa: BLE001 - without this thread the site would never be in step again
             log.warning("parent site not reached", error=type(error).__name__)
         stop.wait(wiring.settings.tick_seconds)

@@ -40,7 +40,7 @@ class Settings:
     embedder: str = "embedded"
     device: str = "cpu"
     dtype: str = "bfloat16"
-    codec: str = "transform"  # how KV is written, by name; see docs/object-format.md
+    codec: str = ""  # how KV is written, by name; empty: `transform` in S3, where bytes are what costs, `raw` in a folder
     threads: int = 0  # 0: as many as the machine has cores
     # Chunking, retrieval and prompts.
     chunk_tokens: int = 400
@@ -68,11 +68,21 @@ class Settings:
         return self.object_store or str(self.data_dir / "objects")
 
     @property
+    def stored_codec(self) -> str:
+        """The name of the codec that KV is stored with, unless a rule says otherwise."""
+        return self.codec or codec_for(self.objects)
+
+    @property
     def disk_cache(self) -> int:
-        """Bytes of the disk tier; a disk in front of a disk is of no use."""
+        """Bytes of the disk tier. A disk in front of a disk is of no use, and copies there are not encrypted."""
         if self.disk_cache_bytes >= 0:
             return self.disk_cache_bytes
-        return 8 << 30 if self.objects.startswith("s3://") else 0
+        return 8 << 30 if self.objects.startswith("s3://") and not self.encryption_keys else 0
+
+
+def codec_for(objects: str) -> str:
+    """The codec for an object store: a local disk gives raw KV as fast as memory, a network is waited for by the byte."""
+    return "transform" if objects.startswith("s3://") else "raw"
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
@@ -94,7 +104,7 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: object)
 
 
 def _checked(settings: Settings) -> Settings:
-    if settings.codec not in CODEC_NAMES:
+    if settings.codec and settings.codec not in CODEC_NAMES:
         raise UserError(f"{PREFIX}CODEC is one of {', '.join(CODEC_NAMES)}, not {settings.codec!r}")
     if not 0 <= settings.canary_share <= 1:
         raise UserError(f"{PREFIX}CANARY_SHARE is a share of the answers, from 0 to 1, not {settings.canary_share}")

@@ -268,8 +268,6 @@ def _read_header(head: memoryview, size: int, mark: memoryview) -> tuple[bytes, 
     magic, version, length = _PREFIX.unpack_from(head)
     if magic != MAGIC or length > MAX_HEADER:
         raise _Refused(Miss.DAMAGED)
-    if version != VERSION:
-        raise _Refused(Miss.WRONG_LAYOUT)
     end = _PREFIX.size + length
     start = _aligned(end + _DIGEST)
     if start + _MARK.size > size:
@@ -279,6 +277,8 @@ def _read_header(head: memoryview, size: int, mark: memoryview) -> tuple[bytes, 
         raise _Refused(Miss.DAMAGED)
     if mark != _MARK.pack(_MARK_MAGIC, size, digest):
         raise _Refused(Miss.DAMAGED)
+    if version != VERSION:  # only now: a flipped bit is damage, not another version
+        raise _Refused(Miss.WRONG_LAYOUT)
     return bytes(head[_PREFIX.size : end]), start
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -36,21 +36,27 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv-fetch")
 
     def submit(self, generation: TorchGeneration) -> None:
-        self._threads.submit(self._fetch, generation)
+        """Patience begins here, also where all threads wait for a source that has stalled."""
+        handing = _Handing(generation, self._ready)
+        chunks = [chunk for chunk in generation.plan.chunks if generation.arrivals.awaits(chunk.kv_key)]
+        if not chunks:
+            handing.over()
+            return
+        patience = self._rates.patience_s(sum(len(c.token_ids) for c in chunks), self._reader.prefill_tokens_per_s)
+        timer = threading.Timer(patience, handing.over)
+        timer.daemon = True
+        timer.start()
+        self._threads.submit(self._fetch, generation, chunks, handing, timer)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _fetch(self, generation: TorchGeneration) -> None:
+    def _fetch(
+        self, generation: TorchGeneration, chunks: Sequence[RetrievedChunk], handing: _Handing, timer: threading.Timer
+    ) -> None:
         generation.report.ms["queue"] = generation.elapsed_ms()
-        handing = _Handing(generation, self._ready)
-        chunks = [chunk for chunk in generation.plan.chunks if generation.arrivals.awaits(chunk.kv_key)]
-        patience = self._rates.patience_s(sum(len(c.token_ids) for c in chunks), self._reader.prefill_tokens_per_s)
-        timer = threading.Timer(patience, handing.over)
-        timer.daemon = True
         try:
-            if chunks:
-                timer.start()
+            if not generation.cancelled.is_set():
                 self._read(generation, chunks)
         except Exception:
             log.exception("fetching KV failed; the chunks are computed")
@@ -68,12 +74,19 @@ class Fetcher:
             some = [key for key, own in keys.items() if own == codec]
             left = begun + DEADLINE_S - time.monotonic()
             records |= self._kv.get_many(some, under(self._reader.profile, codec), left, arrivals.land)
-        slow = [c for c in chunks if arrivals.tiers.get(c.kv_key or "") not in IN_MEMORY]
-        if slow:
-            loaded = sum(len(c.token_ids) for c in slow if isinstance(records.get(c.kv_key or ""), KVRecord))
-            self._rates.note_load(loaded, time.monotonic() - begun)
-        generation.reasons = {key: self._on_miss(key, m) for key, m in records.items() if isinstance(m, Miss)}
+        self._note_rate([c for c in chunks if arrivals.tiers.get(c.kv_key or "") not in IN_MEMORY], records, begun)
+        generation.reasons.update((key, self._on_miss(key, m)) for key, m in records.items() if isinstance(m, Miss))
         arrivals.end(records)
+
+
+    def _note_rate(
+        self, chunks: Sequence[RetrievedChunk], records: Mapping[str, KVRecord | Miss], begun: float
+    ) -> None:
+        """What of these came in the time since `begun`. What is not stored at all says nothing about the source."""
+        found = {c.kv_key: records.get(c.kv_key or "") for c in chunks}
+        loaded = sum(len(c.token_ids) for c in chunks if isinstance(found[c.kv_key], KVRecord))
+        if loaded or any(each in (Miss.TIMEOUT, Miss.UNAVAILABLE) for each in found.values()):
+            self._rates.note_load(loaded, time.monotonic() - begun)
 
 
 class _Handing:
@@ -89,5 +102,5 @@ class _Handing:
                 return
             self._done = True
         report = self._generation.report
-        report.ms["fetch"] = self._generation.elapsed_ms() - report.ms["queue"]
+        report.ms["fetch"] = self._generation.elapsed_ms() - report.ms.setdefault("queue", 0.0)
         self._ready(self._generation)

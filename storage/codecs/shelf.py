@@ -62,7 +62,10 @@ class CodecShelf:
             length = self._objects.read_into(_note(purpose), memoryview(note))
         except ObjectMissing:
             return Miss.ABSENT
-        return self.find(PREFIX + note[:length].decode("ascii", "replace"))
+        found = self.find(PREFIX + note[:length].decode("ascii", "replace"))
+        if found in (Miss.TIMEOUT, Miss.UNAVAILABLE):  # not to be taken for one that is gone
+            raise StorageUnavailable(f"the basis of the model's codec is {found}")
+        return found
 
     def note(self, purpose: str, codec: Transform) -> None:
         """Raises StorageUnavailable."""

@@ -78,9 +78,10 @@ class Flights:
                 for _ in range(len(todo)):
                     key = todo.popleft()
                     begun = self._open.get((key, profile))
-                    if begun is None and len(own) < READERS_PER_CALL:
+                    near = self._is_near(key)  # what lies on disk does not wait behind a slow store
+                    if begun is None and (near or len(own) < READERS_PER_CALL):
                         begun = self._begin(key, profile, end)
-                        own.add(key)
+                        own.update(() if near else (key,))
                     if begun is None:
                         own.discard(key)
                         todo.append(key)

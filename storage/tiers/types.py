@@ -15,8 +15,9 @@ from storage.format import decode
 from storage.types import KVProfile, KVRecord, Miss
 
 MAX_OBJECT_BYTES = 4 << 30  # whatever calls itself larger is not one of ours
-# What was read is not what belongs under the key: worth computing again and putting in its place.
-DAMAGE = frozenset({Miss.DAMAGED, Miss.WRONG_KEY, Miss.WRONG_LAYOUT})
+# What was read is not what belongs under the key: worth computing again and putting in its place. A whole object of another
+# profile is none: who computed it again would store the same, for a reader that asks for something else.
+DAMAGE = frozenset({Miss.DAMAGED, Miss.WRONG_KEY})
 # What every tier counts. Promotions: copies taken in; declined: no room, or writing rests; dropped: the queue was full.
 COUNTS = (
     "hits", "misses", "damaged", "bytes_read", "bytes_written",

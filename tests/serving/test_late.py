@@ -19,6 +19,7 @@ from precompute.reader import PIECE, Reader
 from serving.blend.assembly import Assembly, assemble
 from serving.blend.late import Awaited, Late
 from serving.blend.methods import parse_method
+from serving.engine.fetch import DEADLINE_S
 from serving.engine.rates import PATIENCE, WEIGHT, Rates
 from serving.engine.sessions import BlendSession
 from serving.engine.types import Emphasis
@@ -163,6 +164,26 @@ def test_a_chunk_is_emphasised_whether_it_comes_late_or_not(hasty: EngineSite) -
     assert late.report.tokens_emphasised == len(hasty.chunks[1].token_ids)
     bare = tuple(unread(chunk) for chunk in hasty.chunks)
     assert late.text == hasty.answer(chunks=bare, emphasis=emphasis).text
+
+
+def test_patience_ends_for_everyone_while_all_threads_wait_for_the_source(hasty: EngineSite) -> None:
+    """More requests than there are threads to fetch, none of which comes back."""
+    hasty.objects.gate.clear()
+    threads = hasty.engine._fetcher._threads._max_workers
+    for _ in range(2):
+        outcomes = hasty.answers(*[hasty.request(max_tokens=1)] * (threads - 1))
+        assert {c.reason for outcome in outcomes for c in outcome.report.not_reused} == {"slow"}
+    assert not hasty.objects.gate.is_set()
+    bare = tuple(unread(chunk) for chunk in hasty.chunks)
+    assert hasty.answer(chunks=bare).report.ms["fetch"] < 1000 * DEADLINE_S
+
+
+def test_what_is_not_stored_says_nothing_about_the_source(hasty: EngineSite) -> None:
+    rates = hasty.engine._fetcher._rates
+    for number in range(3):
+        hasty.path(number).unlink()
+    assert [c.reason for c in hasty.answer().report.not_reused] == ["absent"] * 3
+    assert rates.load_tokens_per_s is None
 
 
 def test_the_next_answer_uses_what_came_too_late_for_the_last(tiny_models: Models, tmp_path: Path) -> None:

@@ -21,6 +21,18 @@ def test_a_bad_value_names_its_variable() -> None:
         load_settings({"PREREAD_PORT": "many"})
 
 
+def test_kv_is_small_where_bytes_are_paid_for_and_fast_where_they_are_not() -> None:
+    assert load_settings({}).stored_codec == "raw"
+    assert load_settings({"PREREAD_OBJECT_STORE": "s3://bucket/kv"}).stored_codec == "transform"
+    assert load_settings({"PREREAD_OBJECT_STORE": "s3://bucket/kv", "PREREAD_CODEC": "int8"}).stored_codec == "int8"
+
+
+def test_no_plain_copies_lie_on_disk_where_objects_are_encrypted() -> None:
+    s3 = {"PREREAD_OBJECT_STORE": "s3://bucket/kv"}
+    assert load_settings(s3).disk_cache == 8 << 30
+    assert load_settings({**s3, "PREREAD_ENCRYPTION_KEYS": "master"}).disk_cache == 0
+
+
 def test_a_codec_that_does_not_exist_is_refused_with_those_that_do() -> None:
     assert load_settings({"PREREAD_CODEC": "int8"}).codec == "int8"
     with pytest.raises(UserError, match=r"PREREAD_CODEC.*raw.*transform.*'int7'"):

@@ -180,6 +180,19 @@ def test_what_lies_on_disk_is_read_while_the_store_has_stalled(gate: Gate, disk:
     assert same(store.get_many(KEYS[:1], PROFILE, 10)[KEYS[0]], RECORDS[0])
 
 
+def test_what_lies_on_disk_does_not_wait_behind_what_has_stalled(gate: Gate, disk: DiskTier) -> None:
+    store = KVStore(gate, disk=disk)
+    for record in RECORDS[:4]:
+        store.put(record)
+    assert store.chain.flush(20)
+    stalled = [f"{number:064x}" for number in range(4)]
+    for key in stalled:
+        gate.put(object_name(key), [b"x"])
+    found = store.get_many([*stalled, *KEYS[:4]], PROFILE, 2)
+    assert [found[key] for key in stalled] == [Miss.TIMEOUT] * 4
+    assert [same(found[key], record) for key, record in zip(KEYS, RECORDS[:4], strict=False)] == [True] * 4
+
+
 # --- copies move up ---
 
 
