@@ -69,7 +69,7 @@ def test_bodies_are_bounded_by_what_is_read(site: Site, claimed: bool) -> None:
         for path, headers, body in (
             ("/v1/chat/completions", json_type, big),
             ("/v1/files", multipart, head + big),
-            ("/site/site-x/sync", multipart, head + big),
+            (f"/site/site-x/sync?expires=1&signature={0:064x}", multipart, head + big),
         ):
             content = body if claimed else iter([body[i : i + 65536] for i in range(0, len(body), 65536)])
             assert refusal(http.post(path, content=content, headers=headers)) == (413, "request_too_large")
