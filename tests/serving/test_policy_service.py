@@ -36,7 +36,7 @@ class Second(Raw):
 @pytest.fixture
 def two_codecs(monkeypatch: pytest.MonkeyPatch) -> None:
     codecs = {**CODECS, "second": Second()}
-    for module in ("storage.format", "storage.policy.parse", "precompute.queue"):
+    for module in ("storage.format", "storage.codecs.shelf", "storage.policy.parse", "precompute.queue"):
         monkeypatch.setattr(f"{module}.CODECS", codecs)
 
 
@@ -63,6 +63,7 @@ def test_rules_hold_from_ingest_to_the_answer_and_its_cost(shared: Shared, tmp_p
         corpus = service.corpus("piers", FILES)
         assert len(codecs_on_disk(tmp_path / "data")) == 1, "the secret is not at rest"
         service.wiring.placement.tick()
+        assert service.wiring.kv_store.chain.flush(20)
         assert service.wiring.kv_store.keys_in_memory() == service.kv_keys("north")
         answer = service.chat(corpus, "When is the lamp lit and what does oil cost?")
         report = counted(answer)
@@ -93,6 +94,7 @@ def test_a_rule_chooses_the_codec_of_what_is_stored(shared: Shared, tmp_path: Pa
         assert reasons(answer) == [], "both are read, each as it was written"
         service.forget()
         service.wiring.placement.tick()
+        assert service.wiring.kv_store.chain.flush(20)
         assert len(service.wiring.kv_store.keys_in_memory()) == 2, "both are pinned"
 
 
