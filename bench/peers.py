@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from bench.harness import console, load_reader, write_record
 from bench.ttft import Prompt
 from precompute.reader import Reader
+from serving.settings import codec_for
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
 
@@ -165,7 +166,7 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
     reader = load_reader(model, workdir, device=device, dtype=dtype)
-    prompt = Prompt(reader, {"disk": KVStore(FolderStore(workdir / "peers"))}, tokens)
+    prompt = Prompt(reader, {"disk": KVStore(FolderStore(workdir / "peers"))}, tokens, codec_for(str(workdir)))
     context = Context(reader, prompt, *prompt.ids())
     rows: list[dict[str, Any]] = []
     for name, peer in PEERS.items():
