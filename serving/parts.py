@@ -252,8 +252,8 @@ class Wiring:
             return self.settings.tick_seconds
         lease = self.parent.lease
         lease.look(self.parent.exchanges, self.forget_deleted)
-        if not lease.held() and (held := self._held()):
-            self._forget(held)
+        if not lease.held():
+            self._forget(self._held())  # also what an answer under way is about to keep
         return min(self.settings.tick_seconds, max(lease.left(), 0.01)) if lease.held() else self.settings.tick_seconds
 
     def forget_deleted(self) -> int:

@@ -215,9 +215,11 @@ def empty_abandoned(root: Path) -> None:
     with contextlib.suppress(OSError):
         for folder in sorted(root.iterdir()):
             if (handle := _try_lock(folder)) is not None:
-                for path in _files(folder):
-                    os.unlink(path)
-                os.close(handle)
+                try:
+                    for path in _files(folder):
+                        os.unlink(path)
+                finally:
+                    os.close(handle)  # or the folder would be held for as long as this process lives
 
 
 def _own_folder(root: Path) -> tuple[Path, int]:
