@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from storage.deadline import latest_end
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable, UserError
 from storage.names import check_name
 from storage.site_key import SiteKey
@@ -55,7 +56,7 @@ class PeerStore:
 
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
         """See ObjectStore. Also raises StorageTimeout."""
-        end, done = time.monotonic() + self._deadline_s, 0
+        end, done = latest_end(self._deadline_s), 0
         with self._mapped(f"read {name}"):
             while True:
                 before = done

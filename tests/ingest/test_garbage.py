@@ -266,6 +266,30 @@ def test_what_is_deleted_or_stored_while_verify_runs_is_no_trouble(work, stored)
     assert work.count(KVObject, KVObject.status == "done") == 2
 
 
+def test_what_a_parent_site_stores_is_not_missing_here(work, stored):
+    here, there, nowhere = stored
+    for key in (there, nowhere):
+        work.objects.delete(kv_name(key))
+    asked = []
+
+    def parent(keys):
+        asked.extend(keys)
+        return {there, here} & set(keys)
+
+    found = Verifier(work.catalogue, work.objects, elsewhere=parent).run()
+    assert found.problems == [{"name": kv_name(nowhere), "problem": "missing"}]
+    assert sorted(asked) == sorted([there, nowhere]), "what is here is not asked for"
+
+
+def test_an_object_in_a_strange_place_is_left_alone(work, stored):
+    """Its key has another beginning than its folder: it would be taken again and again, and never go."""
+    strange = f"kv/{'00' if stored[0][:2] != '00' else '01'}/{stored[0]}"
+    work.objects.put(strange, [b"x"])
+    age(work, strange)
+    assert collect_all(work).taken == 0
+    assert strange in set(work.objects.list("kv/"))
+
+
 def test_references_are_counted_by_asking(work, stored):
     """A chunk in a second document holds the object when the first one goes."""
     corpus = work.corpus("two")

@@ -42,14 +42,14 @@ def connect(running_server):
     """Makes stores that talk to the rude server; each kind once, as making one takes boto3 half a second."""
     made: dict[float, S3Store] = {}
 
-    def make(attempts: int = 1, read_timeout_s: float = 0.3, deadline_s: float = 60) -> S3Store:
+    def make(attempts: int = 1, read_timeout_s: float = 1.0, deadline_s: float = 60) -> S3Store:
         kind = read_timeout_s
         store = made[kind] = made.get(kind) or S3Store(
             "bucket",
             endpoint=running_server.endpoint,
             access_key="AKIA-test-id",
             secret_key=SECRET_KEY,
-            connect_timeout_s=0.3,
+            connect_timeout_s=2,
             read_timeout_s=read_timeout_s,
         )
         fresh = copy.copy(store)  # with a breaker that knows of no failures
@@ -127,12 +127,12 @@ def test_nobody_listening_is_unavailable():
 
 
 def test_a_stalled_server_holds_nobody_past_the_deadline(server, connect):
-    store = KVStore(connect(read_timeout_s=2))
+    store = KVStore(connect(read_timeout_s=20))
     server.always = "stall"
     keys = [f"{number:064x}" for number in range(9)]
     begun = time.monotonic()
     assert store.get_many(keys, RECORD.profile, deadline_s=0.2) == dict.fromkeys(keys, Miss.TIMEOUT)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 10
     assert len(server.requests) <= 4
     assert store.counters()["miss_timeout"] == 9
 
