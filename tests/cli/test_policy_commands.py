@@ -104,6 +104,7 @@ def test_plan_prints_sizes_times_and_break_even(shell: Shell) -> None:
     assert "zip" in shell.run(*words, "--codec", "zip", code=2).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.services
 def test_storage_and_usage_show_what_was_stored_and_saved(running: Running, tmp_path: Path) -> None:
     path = tmp_path / "harbour.txt"

@@ -179,6 +179,7 @@ def purge_state(pair: Pair, purge: str) -> str:
     return str(pair.parent.call("GET", f"/purges/{purge}")["sites"][0]["state"])
 
 
+@pytest.mark.slow
 def test_a_child_reads_through_a_bad_wire_and_keeps_its_promise_when_it_is_cut(pair: Pair) -> None:
     parent = pair.parent
     parent.start("serve")
