@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from ingest.files import owner_part
 from storage.catalogue.engine import Catalogue
+from storage.catalogue.insert import insert_into
 from storage.catalogue.schema import File, KVObject, Tenant
 from storage.errors import StorageUnavailable
 from storage.types import ObjectInfo, ObjectStore
@@ -83,8 +83,7 @@ def _bury_kv(catalogue: Catalogue, old: Sequence[ObjectInfo]) -> Sequence[Object
     shared = {"tenant_id": "", "sharing_group": "", "status": "purge", "tokens": 0, "bytes": 0, "attempt": 0}
     rows = [{"key": info.name.rpartition("/")[2], "created_at": now, **shared} for info in old]
     with catalogue.write() as session:
-        dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-        insert = dialect.insert(KVObject).values(rows).on_conflict_do_nothing().returning(KVObject.key)
+        insert = insert_into(session, KVObject).values(rows).on_conflict_do_nothing().returning(KVObject.key)
         buried = set(session.scalars(insert))
     return [info for info in old if info.name.rpartition("/")[2] in buried]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from ingest.types import KVDelete
 from storage.catalogue.engine import Catalogue
+from storage.catalogue.insert import insert_into
 from storage.catalogue.schema import ChunkRow, KVObject
 from storage.catalogue.tombstones import bury
 from storage.errors import StorageUnavailable
@@ -75,8 +75,7 @@ def _new_row(
 
 
 def _insert_missing(session: Session, rows: list[dict[str, Any]]) -> Any:
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    return dialect.insert(KVObject).values(rows).on_conflict_do_nothing().returning(KVObject.key)
+    return insert_into(session, KVObject).values(rows).on_conflict_do_nothing().returning(KVObject.key)
 
 
 def release(session: Session, keys: Iterable[str]) -> tuple[int, int]:

@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sqlalchemy import case, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from ingest.types import KVDelete
 from storage.catalogue.engine import Catalogue
+from storage.catalogue.insert import insert_into
 from storage.catalogue.schema import KVObject, SiteLink
+from storage.catalogue.sites import PAGE
 from storage.errors import ObjectMissing
 from storage.site_key import SiteKey
-
-PAGE = 500  # keys in one question; the parent takes no more
 
 
 class ParentCalls(Protocol):
@@ -148,8 +147,7 @@ class SiteSync:
         if link is not None:
             return link
         with self.catalogue.write() as session:
-            dialect = postgresql if self.catalogue.dialect == "postgresql" else sqlite
-            session.execute(dialect.insert(SiteLink).values(site_id=self.key.site_id).on_conflict_do_nothing())
+            session.execute(insert_into(session, SiteLink).values(site_id=self.key.site_id).on_conflict_do_nothing())
             return session.get_one(SiteLink, self.key.site_id)
 
     def _note(self, **values: Any) -> None:

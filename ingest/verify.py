@@ -18,6 +18,7 @@ from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import File, KVObject
 from storage.codecs.shelf import CodecShelf
 from storage.errors import ObjectMissing
+from storage.tiers.store import object_name
 from storage.types import ObjectInfo, ObjectStore
 
 MOST_SHOWN = 100
@@ -105,7 +106,7 @@ class Verifier:
                 findings.counts["kv"]["repaired"] += 1
 
     def _kv_problem(self, key: str, size: int, info: ObjectInfo | None, findings: Findings) -> str | None:
-        name = f"kv/{key[:2]}/{key}"
+        name = object_name(key)
         problem = None
         if info is None:
             problem = "missing"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from storage.catalogue.insert import insert_into
 from storage.catalogue.lease import lease_token, rotate
 from storage.catalogue.schema import ChunkRow, Corpus, Job, JobFile, KVObject
 from storage.catalogue.usage import Place, add_usage
@@ -216,7 +216,6 @@ def mark_stored(session: Session, batch: Batch, stored: Mapping[str, int]) -> No
 
 def _bury(session: Session, tenant_id: str, orphans: Sequence[Owed]) -> None:
     """Have objects deleted again whose rows were purged while they were being computed."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     values = [
         {
             "key": owed.key,
@@ -230,7 +229,7 @@ def _bury(session: Session, tenant_id: str, orphans: Sequence[Owed]) -> None:
         }
         for owed in orphans
     ]
-    session.execute(dialect.insert(KVObject).values(values).on_conflict_do_nothing())
+    session.execute(insert_into(session, KVObject).values(values).on_conflict_do_nothing())
 
 
 def _count(session: Session, job_id: str, count: Mapping[str, float]) -> None:

@@ -179,12 +179,7 @@ def run_beat(settings: Settings) -> None:
     if settings.parent_url:
         _follow_parent(wiring, stop)
     try:
-        while not stop.is_set():
-            try:
-                wiring.ticker.tick()
-            except Exception as error:  # noqa: BLE001 - schedules and leases hang on the next one
-                log.warning("tick failed", error=type(error).__name__)
-            stop.wait(settings.tick_seconds)
+        _repeat(lambda: wiring.ticker.tick(), "tick failed", stop, settings.tick_seconds)
     finally:
         wiring.close()
 
@@ -193,13 +188,14 @@ def _follow_parent(wiring: Wiring, stop: threading.Event) -> None:
     """Threads of their own: neither a slow tick nor the fetching of large objects may cost the site its lease."""
     sync = wiring.site_sync
     for act in (sync.step, lambda: sync.replicate(FETCH_SECONDS)):
-        threading.Thread(target=_repeat, args=(wiring, stop, act), name="parent-site", daemon=True).start()
+        arguments = (act, "parent site not reached", stop, wiring.settings.tick_seconds)
+        threading.Thread(target=_repeat, args=arguments, name="parent-site", daemon=True).start()
 
 
-def _repeat(wiring: Wiring, stop: threading.Event, act: Callable[[], object]) -> None:
+def _repeat(act: Callable[[], object], trouble: str, stop: threading.Event, seconds: float) -> None:
     while not stop.is_set():
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - without this thread the site would never be in step again
-            log.warning("parent site not reached", error=type(error).__name__)
-        stop.wait(wiring.settings.tick_seconds)
+        except Exception as error:  # noqa: BLE001 - schedules, leases and a site's being in step hang on the next time
+            log.warning(trouble, error=type(error).__name__)
+        stop.wait(seconds)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from storage.codecs.shelf import CodecShelf
-from storage.errors import ObjectDamaged, ObjectMissing, StorageUnavailable
+from storage.errors import ObjectMissing, StorageUnavailable
 from storage.format import MAX_HEADER, decode
-from storage.types import KVProfile, KVRecord, Miss, ObjectStore
+from storage.types import KVProfile, KVRecord, Miss, ObjectStore, miss_of
 
 _PREFIX = struct.Struct("<8sII")  # as in docs/object-format.md: magic, version, header length
 
@@ -28,10 +28,8 @@ def check(objects: ObjectStore, name: str, codecs: CodecShelf) -> Miss | None:
     try:
         if objects.read_all(name, allocate) != buffer.numel():
             return Miss.DAMAGED
-    except ObjectDamaged:
-        return Miss.DAMAGED
-    except ObjectMissing:
-        return Miss.ABSENT
+    except ObjectMissing as error:
+        return miss_of(error)
     profile = _profile(buffer.numpy().data)
     if profile is None:
         return Miss.DAMAGED

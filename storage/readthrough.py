@@ -15,6 +15,7 @@ import torch
 
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
 from storage.format import is_whole
+from storage.tiers.store import object_name
 from storage.types import ObjectInfo, ObjectStore
 
 MAX_BYTES = 4 << 30  # whatever calls itself larger is not one of ours
@@ -118,12 +119,12 @@ class ReadThrough:
 
     def pull(self, key: str) -> int:
         """Have a key's object here; the bytes fetched, 0 if it was here. Raises ObjectMissing, StorageUnavailable."""
-        name = _name(key)
+        name = object_name(key)
         return 0 if self._local.size(name) is not None else len(self._fetch(name))
 
     def drop(self, key: str) -> None:
         """Delete a copy that turned out damaged, so that the parent's is fetched. Raises StorageUnavailable."""
-        self._local.delete(_name(key))
+        self._local.delete(object_name(key))
 
     def counters(self) -> dict[str, int]:
         """A snapshot: objects, bytes, and of the failures: missing, timeout, unavailable, damaged, unkept."""
@@ -175,7 +176,3 @@ class ReadThrough:
     def _count(self, **amounts: int) -> None:
         with self._lock:
             self._counts.update(amounts)
-
-
-def _name(key: str) -> str:
-    return f"{_KV}{key[:2]}/{key}"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
+
 if TYPE_CHECKING:
     import torch
 
@@ -153,6 +155,13 @@ class Miss(enum.StrEnum):
     UNAVAILABLE = "unavailable"
     TIMEOUT = "timeout"
     UNSYNCED = "unsynced"  # a child site whose lease from its parent is over
+
+
+def miss_of(error: ObjectMissing | StorageUnavailable) -> Miss:
+    """What an object store's refusal means to who wanted to read."""
+    if isinstance(error, ObjectMissing):
+        return Miss.DAMAGED if isinstance(error, ObjectDamaged) else Miss.ABSENT
+    return Miss.TIMEOUT if isinstance(error, StorageTimeout) else Miss.UNAVAILABLE
 
 
 @dataclass(frozen=True)

@@ -42,21 +42,19 @@ class Late:
     def complete(self, reader: Reader, assembly: Assembly) -> Generator[None, None, None]:
         """Place or compute them all; yields between pieces. What a method computes later anyway is left to it: labels, and
         chunks that have no stored KV, behind the last chunk that is computed here."""
-        left = sorted(self.awaited, key=lambda chunk: chunk.start)
+        left = {chunk.number: chunk for chunk in sorted(self.awaited, key=lambda chunk: chunk.start)}
         while left:
             for number, kv in self.arrived().items():
-                left = [chunk for chunk in left if chunk.number != number]
-                if kv is not None:
-                    self._place(reader, assembly, next(c for c in self.awaited if c.number == number), kv)
+                found = left.pop(number, None)  # None: it came too late
+                if found is not None and kv is not None:
+                    self._place(reader, assembly, found, kv)
             if left:
-                chunk = left.pop(0)
+                chunk = left.pop(next(iter(left)))
                 self.computed.append(chunk.number)
                 yield from _compute_until(reader, assembly, chunk.end)
 
     @torch.inference_mode()
     def _place(self, reader: Reader, assembly: Assembly, chunk: Awaited, kv: torch.Tensor) -> None:
-        if chunk.number in self.computed:
-            return  # it came too late
         place_chunk(reader, assembly.kv, kv, chunk.start)
         fresh = assembly.fresh
         assembly.fresh = fresh[(fresh < chunk.start) | (fresh >= chunk.end)]

@@ -78,7 +78,6 @@ class Fetcher:
         generation.reasons.update((key, self._on_miss(key, m)) for key, m in records.items() if isinstance(m, Miss))
         arrivals.end(records)
 
-
     def _note_rate(
         self, chunks: Sequence[RetrievedChunk], records: Mapping[str, KVRecord | Miss], begun: float
     ) -> None:

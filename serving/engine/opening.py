@@ -84,9 +84,8 @@ class Opening:
         for number in (each.number for each in awaited):
             chunk = asked.plan.chunks[number]
             if (outcome := records.get(chunk.kv_key or "")) is not None:
-                usable = isinstance(outcome, KVRecord) and outcome.token_ids == chunk.token_ids
-                found[number] = outcome.kv if usable and isinstance(outcome, KVRecord) else None
-                if not usable:
+                found[number] = _kv_of(chunk, outcome)
+                if found[number] is None:
                     asked.reasons.setdefault(chunk.kv_key or "", self._reason(asked, chunk, outcome))
         return found
 
@@ -96,19 +95,22 @@ class Opening:
         for each in late.awaited if late else ():
             chunk = asked.plan.chunks[each.number]
             if late and each.number in late.placed:
-                report.bytes_fetched += (each.end - each.start) * self._bytes_per_token
-                report.reused.append(ChunkReused(chunk.chunk_id, asked.arrivals.tiers.get(chunk.kv_key or "", "")))
+                self._note_reused(asked, chunk)
             else:
                 report.not_reused.append(ChunkNotReused(chunk.chunk_id, asked.reasons.get(chunk.kv_key or "", SLOW)))
         account(report, session, self._reader.layers)
 
     def _stored(self, asked: Asked, chunk: RetrievedChunk, found: KVRecord | Miss | None) -> torch.Tensor | None:
-        if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids:
-            asked.report.bytes_fetched += found.kv.nbytes
-            asked.report.reused.append(ChunkReused(chunk.chunk_id, asked.arrivals.tiers.get(found.key, "")))
-            return found.kv
+        kv = _kv_of(chunk, found)
+        if kv is not None:
+            self._note_reused(asked, chunk)
+            return kv
         asked.report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(asked, chunk, found)))
         return None
+
+    def _note_reused(self, asked: Asked, chunk: RetrievedChunk) -> None:
+        asked.report.bytes_fetched += len(chunk.token_ids) * self._bytes_per_token
+        asked.report.reused.append(ChunkReused(chunk.chunk_id, asked.arrivals.tiers.get(chunk.kv_key or "", "")))
 
     def _reason(self, asked: Asked, chunk: RetrievedChunk, found: KVRecord | Miss | None) -> str:
         if self._reader.full_prefill_reason:
@@ -141,6 +143,11 @@ class Opening:
             return None
         ends = [*starts[1:], chunk.end]
         return [(start, max(end, start + 1)) for start, end in zip(starts, ends, strict=True)]
+
+
+def _kv_of(chunk: RetrievedChunk, found: KVRecord | Miss | None) -> torch.Tensor | None:
+    """A record's KV, if it is of the chunk's own tokens."""
+    return found.kv if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids else None
 
 
 def _unread(segments: Sequence[Segment]) -> list[Segment]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 
-WEIGHT = 0.3  # of the newest measurement in the moving averages
+WEIGHT = 0.3  # of the newest measurement in the moving average
 PATIENCE = 0.15  # of the time that computing everything would take: so long a source may keep us waiting
 FLOOR_S = 0.2  # a wait that nobody feels, also where a prompt is computed in no time
 
 
 class Rates:
-    """Moving averages of tokens per second, by computing and by loading. Threads share it."""
+    """A moving average of the tokens whose stored KV comes per second. Threads share it."""
 
     def __init__(self, floor_s: float | None = None) -> None:
         self._floor_s = floor_s

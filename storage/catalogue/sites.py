@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, exists, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from storage.catalogue.insert import insert_into
 from storage.catalogue.schema import ChunkRow, KVObject, Site, SiteErasure, SiteWanted, Tombstone
 
-PAGE = 500  # keys in one answer
+PAGE = 500  # keys in one question or answer between sites
 
 
 def live(session: Session, site_id: str) -> Site | None:
@@ -64,10 +64,9 @@ def acknowledge(session: Session, site: Site, erased: int, at: float) -> None:
 
 def replicate(session: Session, site: Site, keys: Iterable[str]) -> None:
     """The site is to hold these objects, as soon as they are stored and as long as it may. Saying it again is no error."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     rows = [{"site_id": site.id, "key": key} for key in sorted(set(keys))]
     for start in range(0, len(rows), PAGE):
-        session.execute(dialect.insert(SiteWanted).values(rows[start : start + PAGE]).on_conflict_do_nothing())
+        session.execute(insert_into(session, SiteWanted).values(rows[start : start + PAGE]).on_conflict_do_nothing())
 
 
 def wanted(session: Session, site: Site, after: str) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import delete, exists, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
+from storage.catalogue.insert import insert_into
 from storage.catalogue.schema import Document, DocumentUse, UsageDay
 
 COUNTS = (
@@ -26,7 +26,7 @@ def add_usage(session: Session, amounts: Mapping[Place, Mapping[str, float]]) ->
         for day, tenant, corpus in sorted(amounts)  # one order for all, so that two transactions never wait for each other
     ]
     for batch in _batches(rows):
-        insert = _insert(session)(UsageDay).values(batch)
+        insert = insert_into(session, UsageDay).values(batch)
         added = {name: getattr(UsageDay, name) + insert.excluded[name] for name in COUNTS}
         session.execute(insert.on_conflict_do_update(index_elements=["day", "tenant_id", "corpus_id"], set_=added))
 
@@ -39,7 +39,7 @@ def add_uses(session: Session, uses: Mapping[tuple[str, int], tuple[int, float]]
     ]
     latest = func.max if session.get_bind().dialect.name == "sqlite" else func.greatest
     for batch in _batches(rows):
-        insert = _insert(session)(DocumentUse).values(batch)
+        insert = insert_into(session, DocumentUse).values(batch)
         changed = {
             "hits": DocumentUse.hits + insert.excluded.hits,
             "last_at": latest(DocumentUse.last_at, insert.excluded.last_at),
@@ -53,10 +53,6 @@ def forget_uses(session: Session, before_day: int) -> None:
     superseded = exists().where(newer.document_id == DocumentUse.document_id, newer.day > DocumentUse.day)
     session.execute(delete(DocumentUse).where(DocumentUse.day < before_day, superseded))
     session.execute(delete(DocumentUse).where(DocumentUse.document_id.not_in(select(Document.id))))
-
-
-def _insert(session: Session) -> Any:
-    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
 
 
 def _batches(rows: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:

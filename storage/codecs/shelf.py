@@ -10,8 +10,8 @@ import torch
 from storage.codecs import CODECS, Codec
 from storage.codecs.basis import MAX_BYTES, Basis
 from storage.codecs.transform import PREFIX, Transform
-from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
-from storage.types import Miss, ObjectStore
+from storage.errors import ObjectMissing, StorageUnavailable
+from storage.types import Miss, ObjectStore, miss_of
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -81,12 +81,8 @@ class CodecShelf:
             buffer = torch.empty(size, dtype=torch.uint8).numpy().data
             self._objects.read_into(_name(digest), buffer)
             return Basis.from_bytes(buffer, digest)
-        except ObjectMissing:
-            return Miss.ABSENT
-        except StorageTimeout:
-            return Miss.TIMEOUT
-        except StorageUnavailable:
-            return Miss.UNAVAILABLE
+        except (ObjectMissing, StorageUnavailable) as error:
+            return miss_of(error)
         except ValueError:
             return Miss.DAMAGED
 

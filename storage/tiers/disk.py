@@ -25,6 +25,7 @@ from pathlib import Path
 from storage.codecs import Codec
 from storage.errors import StorageUnavailable
 from storage.tiers.ledger import Entry, Ledger
+from storage.tiers.ledgered import Ledgered
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
 from storage.types import KVProfile, Miss
 
@@ -36,7 +37,7 @@ _FILE = re.compile(r"([0-9a-f]{64})\.(\d{1,9})")
 _LOCK = "lock"
 
 
-class DiskTier:
+class DiskTier(Ledgered):
     """A CacheTier of files `<2 hex>/<key>.<tokens>`, written beside and renamed.
 
     Raises StorageUnavailable where the folder cannot be made or read.
@@ -93,11 +94,6 @@ class DiskTier:
             self._unlink([entry])
         return kept
 
-    def touch(self, key: str) -> None:
-        """See CacheTier."""
-        with self._lock:
-            self._ledger.touch(key)
-
     def forget(self, keys: Collection[str]) -> None:
         """See CacheTier."""
         with self._lock:
@@ -108,26 +104,6 @@ class DiskTier:
         """See CacheTier."""
         with self._lock:
             return self._ledger.get(key) is not None
-
-    def keys(self) -> list[str]:
-        """See CacheTier."""
-        with self._lock:
-            return self._ledger.keys()
-
-    def pin(self, keys: Collection[str]) -> None:
-        """See CacheTier."""
-        with self._lock:
-            self._ledger.pin(keys)
-
-    def unpin(self, keys: Collection[str]) -> None:
-        """See CacheTier."""
-        with self._lock:
-            self._ledger.unpin(keys)
-
-    def counters(self) -> dict[str, int]:
-        """See Tier; with the ledger's figures."""
-        with self._lock:
-            return self.counts.snapshot() | self._ledger.counters()
 
     def reclaim(self) -> None:
         """Call it now and then: empties the folders of processes that have ended and not come back."""

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from storage.codecs import Codec
 from storage.tiers.ledger import Ledger
+from storage.tiers.ledgered import Ledgered
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load
 from storage.types import KVProfile, KVRecord, Miss
 
 
-class RecordTier:
+class RecordTier(Ledgered):
     """A CacheTier of records whose tensors lie on `device`. A hit costs no more than a look.
 
     `on_evict(record, fresh)` is given what had to make room, in the thread that offered something else; `fresh` is
@@ -65,11 +66,6 @@ class RecordTier:
             self._on_evict(each, fresh)
         return entry is not None
 
-    def touch(self, key: str) -> None:
-        """See CacheTier."""
-        with self._lock:
-            self._ledger.touch(key)
-
     def forget(self, keys: Collection[str]) -> None:
         """See CacheTier."""
         with self._lock:
@@ -81,23 +77,3 @@ class RecordTier:
     def holds(self, key: str) -> bool:
         """See CacheTier."""
         return key in self._records
-
-    def keys(self) -> list[str]:
-        """See CacheTier."""
-        with self._lock:
-            return self._ledger.keys()
-
-    def pin(self, keys: Collection[str]) -> None:
-        """See CacheTier."""
-        with self._lock:
-            self._ledger.pin(keys)
-
-    def unpin(self, keys: Collection[str]) -> None:
-        """See CacheTier."""
-        with self._lock:
-            self._ledger.unpin(keys)
-
-    def counters(self) -> dict[str, int]:
-        """See Tier; with the ledger's figures."""
-        with self._lock:
-            return self.counts.snapshot() | self._ledger.counters()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from storage.codecs import Codec
-from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
+from storage.errors import ObjectMissing, StorageUnavailable
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
-from storage.types import KVProfile, Miss, ObjectStore
+from storage.types import KVProfile, Miss, ObjectStore, miss_of
 
 
 class StoreTier:
@@ -57,14 +57,8 @@ class StoreTier:
         name = object_name(key)
         try:
             return read_record(partial(self._objects.read_all, name), self.counts, key, profile, codec)
-        except ObjectDamaged:
-            return Miss.DAMAGED
-        except ObjectMissing:
-            return Miss.ABSENT
-        except StorageTimeout:
-            return Miss.TIMEOUT
-        except StorageUnavailable:
-            return Miss.UNAVAILABLE
+        except (ObjectMissing, StorageUnavailable) as error:
+            return miss_of(error)
 
 
 def object_name(key: str) -> str:
