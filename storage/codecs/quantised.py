@@ -25,6 +25,8 @@ class Quantised:
 
     |K' - K| <= step / 2 + e * |max K| in the channel, step <= 1.02 * (max - min + |min| / 64) / (2**bits - 1)
     |V' - V| <= step / 2 + e * |max V| of the token, step <= 1.02 * max |V| / (2**(bits - 1) - 1)
+
+    and below the dtype's normal numbers half of its smallest one more, by the last rounding (2**-25 in fp16).
     Raises ValueError for NaN, infinities and numbers beyond 1e38: no model's KV holds them."""
 
     name: str

@@ -33,7 +33,8 @@ def codec_for(name: str, profile: KVProfile) -> tuple[Codec, KVProfile]:
 
 def allowed(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     """The stated bound of the error of every element of `kv` [layers, 2, kv_heads, tokens, head_dim]."""
-    x, rounding = kv.double(), _ROUNDING[kv.dtype]
+    x, rounding, info = kv.double(), _ROUNDING[kv.dtype], torch.finfo(kv.dtype)
+    subnormal = info.smallest_normal * info.eps / 2  # what rounding adds where the dtype has no more digits
     if isinstance(codec, Transform):
         matrices = codec.basis.matrices.double()
         half = (0.5 + SLACK) * matrices.abs().sum(-2)
@@ -42,7 +43,7 @@ def allowed(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
         largest = (x[:, 0].abs() + half.unsqueeze(-2)) * 2 * rounding
         k_error = half.unsqueeze(-2) + largest @ spread + largest
         v_half = ((0.5 + SLACK) * codec.basis.steps.double()).view(-1, 1, 1, 1)
-        return torch.stack([k_error, v_half + (x[:, 1].abs() + v_half) * 2 * rounding], 1)
+        return torch.stack([k_error, v_half + (x[:, 1].abs() + v_half) * 2 * rounding], 1) + subnormal
     bits = codec.bits  # type: ignore[attr-defined]
     k, v = x[:, 0], x[:, 1]
     low, high = k.amin(2, keepdim=True), k.amax(2, keepdim=True)
@@ -52,4 +53,4 @@ def allowed(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     k_error = k_step / 2 + rounding * torch.maximum(low.abs(), high.abs())
     v_error = v_step / 2 + rounding * v_top
     tiny = 2e-38  # steps are normal numbers
-    return torch.stack([k_error.expand_as(k), v_error.expand_as(v)], 1) + tiny
+    return torch.stack([k_error.expand_as(k), v_error.expand_as(v)], 1) + tiny + subnormal
