@@ -14,7 +14,7 @@ import torch
 import xxhash
 import zstandard
 from codec_samples import EXACT, NAMES, allowed, basis, codec_for
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kv_samples import PROFILE, record, same, to_buffer
 
@@ -67,6 +67,7 @@ shapes = st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 5]), st.in
 
 @settings(deadline=None, max_examples=250)
 @given(st.sampled_from(NAMES), st.sampled_from(sorted(DTYPES)), shapes, st.sampled_from(KINDS), st.integers(0, 9))
+@example("int8", "float16", (1, 2, 4, 1), "mixed scales", 0)  # once missed by the last rounding, below the normal numbers
 def test_what_comes_back_is_as_near_as_the_codec_says(name, dtype, shape, kind, seed):
     layers, heads, tokens, width = shape
     base = dataclasses.replace(PROFILE, dtype=dtype, layers=layers, kv_heads=heads, head_dim=width)
