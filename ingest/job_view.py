@@ -44,17 +44,6 @@ def view(session: Session, job: Job) -> dict[str, Any]:
     }
 
 
-def warnings_of(session: Session, job_id: str) -> list[dict[str, Any]]:
-    """What a file that was ingested could not give, e.g. pages without text: [{file_id, filename,
-    message}]."""
-    rows = session.scalars(_troubled(job_id)).all()
-    return [
-        {"file_id": row.file_id, "filename": row.path, "message": row.error_message}
-        for row in rows
-        if row.error_code is None
-    ]
-
-
 def _troubled(job_id: str) -> Select[JobFile]:
     return (
         select(JobFile)

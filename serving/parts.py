@@ -219,9 +219,10 @@ class Wiring:
 
     # --- deletion and repair ---
 
-    def delete_kv(self, keys: Sequence[str]) -> None:
-        self.kv_store.delete(keys)
+    def delete_kv(self, keys: Sequence[str]) -> Collection[str]:
+        left = self.kv_store.delete(keys)
         self._forget(keys)
+        return left
 
     def _forget(self, keys: Collection[str]) -> None:
         """From all memory of this process, without making an engine where there is none."""

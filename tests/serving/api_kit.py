@@ -31,7 +31,7 @@ from storage.errors import Cancelled
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
 from storage.policy.file import PolicyFile
-from storage.tier_control import NoTiers
+from storage.tier_control import ChainControl
 
 SECRET = b"a master secret for tests only, 32 bytes"
 
@@ -199,11 +199,12 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
     settings = Settings(
         data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources")
     )
+    policy = PolicyFile(rules if rules.exists() else None)
     parts = ApiParts(
         settings=settings,
         catalogue=catalogue,
         objects=objects,
-        kv_store=KVStore(objects),
+        kv_store=(kv := KVStore(objects)),
         deleter=work.deleter,
         retriever=Retriever(catalogue, index, embedder),
         embedder=embedder,
@@ -211,7 +212,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         done_hash=work.pipeline.done_hash,
         ring=rung.append,
         secret=SECRET,
-        placement=(placement := Placement(catalogue, PolicyFile(rules if rules.exists() else None), NoTiers())),
+        placement=(placement := Placement(catalogue, policy, ChainControl(kv.chain, lambda keys: {}))),
         meter=Meter(catalogue, placement.used),
     )
     return parts, work
