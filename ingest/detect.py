@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ingest.encoding import unmarked_wide
+from ingest.languages import language_of, suffix_of
 from storage.errors import FileError
 
 HEAD = 8192  # bytes looked at
@@ -17,24 +18,10 @@ _MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"\xef\xbb\xbf")
 _HTML = re.compile(
     rb"\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.{0,4000}?-->\s*)*<(?:!doctype\s+html|html[\s>])", re.I | re.S
 )
-_SHEBANG = re.compile(rb"#![^\n]*\b(python|node)")
-
-LANGUAGES = {
-    "py": "python", "pyi": "python", "js": "javascript", "mjs": "javascript", "cjs": "javascript",
-    "jsx": "javascript", "ts": "typescript", "mts": "typescript", "cts": "typescript", "tsx": "tsx",
-    "java": "java", "go": "go", "c": "c", "h": "c", "cc": "cpp", "cpp": "cpp", "cxx": "cpp", "hh": "cpp",
-    "hpp": "cpp", "hxx": "cpp", "rs": "rust",
-}  # fmt: skip
 _SUFFIXES = {
     "md": "markdown", "markdown": "markdown", "mdx": "markdown",
     "html": "html", "htm": "html", "xhtml": "html",
 }  # fmt: skip
-
-
-def suffix_of(name: str) -> str:
-    """The lower-case part after the last dot of a path's last segment; "" where there is none."""
-    _, dot, suffix = name.rsplit("/", 1)[-1].rpartition(".")
-    return suffix.lower() if dot else ""
 
 
 def detect(data: bytes, name: str) -> str:
@@ -48,10 +35,9 @@ def detect(data: bytes, name: str) -> str:
         raise FileError("This type of file cannot be read.", code="unsupported_file")
     if _HTML.match(head.removeprefix(b"\xef\xbb\xbf")):
         return "html"
-    suffix = suffix_of(name)
-    if suffix in LANGUAGES or (not suffix and _SHEBANG.match(head)):
+    if language_of(data, name) is not None:
         return "code"
-    return _SUFFIXES.get(suffix, "text")
+    return _SUFFIXES.get(suffix_of(name), "text")
 
 
 def is_binary(head: bytes) -> bool:
@@ -61,18 +47,3 @@ def is_binary(head: bytes) -> bool:
     if head.startswith(_BINARY_MAGIC):
         return True
     return b"\0" in head and not head.startswith(_MARKS) and unmarked_wide(head[: len(head) // 4 * 4]) is None
-
-
-def language_of(data: bytes, name: str) -> str:
-    """The programming language of a file that `detect` called code."""
-    language = LANGUAGES.get(suffix_of(name))
-    if (
-        language == "c"
-        and suffix_of(name) == "h"
-        and re.search(rb"^\s*(?:class|namespace|template)\b", data, re.M)
-    ):
-        return "cpp"
-    if language is None:
-        shebang = _SHEBANG.match(data)
-        return "javascript" if shebang and shebang[1] == b"node" else "python"
-    return language

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ingest.detect import suffix_of
 from ingest.encoding import decode
+from ingest.languages import suffix_of
 from ingest.parsers.outline import Outline, anchors_of
 from ingest.parsers.prose import Lines, prose_blocks
 from storage.types import Block, ParsedDocument
@@ -31,7 +31,7 @@ class TextParser:
         if suffix in _TABLES:
             blocks = _table(source)
         elif suffix in _RECORDS:
-            blocks = _records(source)
+            blocks = line_blocks(text)
         else:
             blocks = prose_blocks(source, 0, len(source.lines), Outline(), plain=True)
         title = blocks[0].headings[-1] if blocks and blocks[0].kind == "heading" else ""
@@ -48,8 +48,9 @@ def _table(source: Lines) -> list[Block]:
     return [Block("table", source.starts[first], source.end(last), (), source.lines[first], breaks)]
 
 
-def _records(source: Lines) -> list[Block]:
+def line_blocks(text: str) -> list[Block]:
     """A block per run of lines without a blank one; each line may be cut off."""
+    source = Lines.of(text)
     blocks: list[Block] = []
     begun = -1
     for index, line in enumerate((*source.lines, "")):
