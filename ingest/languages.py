@@ -5,7 +5,9 @@ A new language is a row here, the wheel of its grammar in pyproject.toml, and a 
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -147,6 +149,9 @@ _SHEBANG = re.compile(rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?([A-Za-z]+[\d.]*)"
 _OBJC = re.compile(rb"^\s*(?:@(?:interface|implementation|protocol|import|class)\b|#import\b)", re.M)
 _CPP = re.compile(rb"^\s*(?:class|namespace|template|using|public:|private:)\b", re.M)
 
+_PYTHON = re.compile(rb"^(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[:(])", re.M)
+NAMELESS = frozenset({"", "txt", "text", "dat", "data", "bak", "old", "out"})  # suffixes that say nothing
+
 
 def suffix_of(name: str) -> str:
     """The lower-case part after the last dot of a path's last segment; "" where there is none."""
@@ -155,8 +160,8 @@ def suffix_of(name: str) -> str:
 
 
 def language_of(data: bytes, name: str) -> str | None:
-    """The language a file is written in: by its interpreter line, its suffix, what a shared suffix leaves open
-    by its content; None where it is none of these."""
+    """The language a file is written in: by its interpreter line, its name, and its content where the name leaves
+    it open; None where it is none of these."""
     suffix = suffix_of(name)
     named = _BY_SUFFIX.get(suffix) or _BY_FILE_NAME.get(name.rsplit("/", 1)[-1].lower())
     shebang = _SHEBANG.match(data)
@@ -166,7 +171,22 @@ def language_of(data: bytes, name: str) -> str | None:
         return "objc"
     if suffix == "m":
         return None  # MATLAB, or Mathematica
+    if named is None and suffix in NAMELESS and _is_python(data):
+        return "python"
     return "cpp" if suffix == "h" and _CPP.search(data) else named
+
+
+def _is_python(data: bytes) -> bool:
+    """Whether this is a whole Python program, not only a text that speaks of one."""
+    if not _PYTHON.search(data):
+        return False
+    try:
+        with warnings.catch_warnings():  # of the program's own oddities
+            warnings.simplefilter("ignore")
+            ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _interpreted(interpreter: str) -> str | None:
