@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.detect import suffix_of
 from ingest.expand import is_member
 from ingest.jobs import ACTIVE, JobItem, attach, create_job
+from ingest.languages import suffix_of
 from ingest.sources import Entry
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.errors import UserError
