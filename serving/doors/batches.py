@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ingest import jobs
-from ingest.archive import Extracted, Skipped, expand, is_archive
+from ingest.archive import HEAD, Skipped, expand, is_archive
 from ingest.job_view import view
 from ingest.jobs import JobItem, attach, create_job
 from serving.api.parts import ApiParts
@@ -121,11 +121,11 @@ def upload(
     with parts.catalogue.read() as session:
         corpora.find(session, who, corpus_id)
     kept, skipped = [], []
-    for item in _unpacked(given):
-        if isinstance(item, Skipped):
-            skipped.append({"path": item.path, "reason": item.reason})
+    for path, found in _unpacked(given):
+        if isinstance(found, Skipped):
+            skipped.append({"path": path, "reason": found.reason})
         else:
-            kept.append((_checked(item.path), files.store(parts, who, item.path, item.data, "assistants")))
+            kept.append((_checked(path), files.store(parts, who, path, found, "assistants")))
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         items = [
@@ -138,13 +138,16 @@ def upload(
     return {**shown, "skipped": skipped}
 
 
-def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[Extracted | Skipped]:
+def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[tuple[str, bytes | BinaryIO | Skipped]]:
+    """Files by path, those of archives one at a time."""
     for path, stream in given:
-        data = stream.read()
-        if is_archive(data, path):
-            yield from expand(data, path)
-        else:
-            yield Extracted(path, data)
+        packed = is_archive(stream.read(HEAD), path)
+        stream.seek(0)
+        if not packed:
+            yield path, stream
+            continue
+        for part in expand(stream, path):
+            yield part.path, part if isinstance(part, Skipped) else part.data
 
 
 def _checked(path: str) -> str:

@@ -3,8 +3,13 @@ computer does not change."""
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from big_jobs import big_job
@@ -135,3 +140,40 @@ def test_a_turn_of_the_kv_queue_costs_the_same_however_many_rows_are_done(work: 
             assert not settle(session, job)
         costs.append(steps.count)
     assert costs[1] < 3 * costs[0] + 50, costs
+
+
+# A process that stores a file of 300 MB and reads it back, and says by how many MB that has made it grow.
+STORE = """
+import resource, sys, time
+from pathlib import Path
+from sqlalchemy import insert
+from ingest.expand import unpack
+from ingest.files import open_file, store_file
+from storage.catalogue.engine import open_catalogue
+from storage.folder import FolderStore
+
+catalogue, objects = open_catalogue(f"sqlite:///{sys.argv[1]}/catalogue.db"), FolderStore(sys.argv[1] + "/objects")
+store_file(catalogue, objects, "t1", "small", b"warm")
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+with open(sys.argv[2], "rb") as stream:
+    file = store_file(catalogue, objects, "t1", "large", stream)
+with open_file(objects, file) as stream:
+    if sys.argv[3] == "unpack":
+        assert len(unpack(catalogue, objects, "t1", "large.tar", stream, lambda: None).files) == 300
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("then", ["read", "unpack"])
+def test_a_large_file_is_stored_read_and_unpacked_piece_by_piece(work: Work, tmp_path: Path, then: str) -> None:
+    work.corpus()
+    large = tmp_path / "large.tar"
+    with tarfile.open(large, "w") as archive:
+        for number in range(300):
+            info = tarfile.TarInfo(f"{number}.txt")
+            info.size = 1 << 20
+            archive.addfile(info, io.BytesIO(b"%8d" % number * (1 << 17)))
+    command = [sys.executable, "-c", STORE, str(tmp_path), str(large), then]
+    grown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert int(grown.stdout) < 40, f"{grown.stdout.strip()} MB for a file of 300 MB"
