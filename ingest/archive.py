@@ -17,6 +17,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from storage.errors import FileError
 
+HEAD = 512  # bytes that tell whether a file is an archive
 _PIECE = 1 << 16
 _TAR_MAGIC = slice(257, 262)
 _ARCHIVE_MAGIC = (
@@ -64,7 +65,7 @@ class Skipped:
 
 
 def is_archive(data: bytes, name: str) -> bool:
-    """Whether these bytes are an archive (one that `expand` opens, or another) and no office document."""
+    """Whether a file that begins with these bytes is an archive (one that `expand` opens, or another) and no office document."""
     if name.lower().endswith(_DOCUMENTS):
         return False
     return data.startswith(_ARCHIVE_MAGIC) or data[_TAR_MAGIC] == b"ustar"
@@ -77,7 +78,7 @@ def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Ite
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     budget = _Budget(caps or Caps())
-    head = stream.read(512)
+    head = stream.read(HEAD)
     stream.seek(0)
     try:
         if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -215,7 +216,7 @@ def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: _Budget
 def _unpacked(stream: BinaryIO, head: bytes, budget: _Budget) -> BinaryIO:
     """The tar stream inside its compression, counted."""
     if head.startswith(b"\x1f\x8b"):
-        inner: Any = gzip.GzipFile(fileobj=stream)
+        inner: Any = gzip.GzipFile(fileobj=stream, mode="rb")  # a temporary file says that it can be written
     elif head.startswith(b"BZh"):
         inner = bz2.BZ2File(stream)
     elif head.startswith(b"\xfd7zXZ\0"):

@@ -122,7 +122,7 @@ class SourcePlanner:
         add_items(session, row, items)
         session.add_all(_refusal(job, path, error) for path, error in refused.items())
         shown = [{"path": _printable(left.path), "reason": left.reason} for left in skipped[:MOST_SHOWN]]
-        row.result = {**row.result, "sync": {**found.shown(), "skipped": shown}}
+        row.result = {**row.result, "sync": {**found.recorded(), "skipped": shown}}
         row.lease_owner = row.lease_expires = None
         advance(session, row.id, "extract")
         session.flush()

@@ -20,6 +20,7 @@ from ingest.sources import Entry
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.errors import UserError
 
+MOST_RECORDED = 1000  # paths of each kind
 # The hash that a document at this path with this content has when it is done.
 DoneHash = Callable[[str, str, str], str]
 
@@ -42,6 +43,10 @@ class Diff:
             "deleted": list(self.deleted),
             "unchanged_count": self.unchanged_count,
         }
+
+    def recorded(self) -> dict[str, Any]:
+        """The same as a job keeps it: some of the paths. Its row is read many times, and its files are rows."""
+        return {name: some[:MOST_RECORDED] if isinstance(some, list) else some for name, some in self.shown().items()}
 
 
 def diff(
@@ -128,12 +133,10 @@ def sync_manifest(
     sha_of = {entry.path: entry.sha256 for entry in manifest}
     known = _known_files(session, corpus.id)
     items = moves(session, corpus.id, found)
-    waiting = {}
     for path in (*found.modified, *found.added):
         file_id = known.get(sha_of[path])
         if file_id is None:
-            waiting[path] = sha_of[path]
-            items.append(JobItem(path, None))
+            items.append(JobItem(path, None, sha256=sha_of[path]))
         else:
             items.append(JobItem(path, attach(session, corpus, path, file_id, sha_of[path]).id, file_id))
     job = create_job(
@@ -142,9 +145,9 @@ def sync_manifest(
         corpus_id=corpus.id,
         type="sync",
         items=items,
-        request={"delete_missing": delete_missing, "waiting": waiting},
+        request={"delete_missing": delete_missing, "manifest": True},
     )
-    job.result = {"sync": found.shown()}
+    job.result = {"sync": found.recorded()}
     return {**found.shown(), "job_id": job.id}
 
 
@@ -161,21 +164,15 @@ def _known_files(session: Session, corpus_id: str) -> dict[str, str]:
 
 def offer(session: Session, file: File) -> set[str]:
     """Give an uploaded file to the syncs that wait for its content; the jobs that can go on."""
-    query = (
-        select(JobFile, Job)
-        .join(Job, Job.id == JobFile.job_id)
-        .where(
-            Job.tenant_id == file.tenant_id,
-            Job.status.in_(ACTIVE),
-            JobFile.status == "pending",
-            JobFile.action == "upsert",
-            JobFile.file_id.is_(None),
-        )
-    )
+    # By the hash alone, which is in few rows: a database might rather look through all that its tenant waits for.
+    waiting = select(JobFile).where(JobFile.sha256 == file.sha256, JobFile.file_id.is_(None)).order_by(JobFile.job_id, JobFile.id)
     jobs = set()
-    for row, job in session.execute(query).all():
+    for row in session.scalars(waiting).all():
+        job = session.get_one(Job, row.job_id)
+        if row.status != "pending" or job.status not in ACTIVE or job.tenant_id != file.tenant_id:
+            continue
         corpus = session.get(Corpus, job.corpus_id)
-        if corpus is None or job.request.get("waiting", {}).get(row.path) != file.sha256:
+        if corpus is None:
             continue
         row.document_id = attach(session, corpus, row.path, file.id, file.sha256).id
         row.file_id = file.id

@@ -24,8 +24,8 @@ Decide = Callable[[Document, Corpus], Decision]
 
 
 class Parser(Protocol):
-    def parse(self, data: bytes, name: str) -> ParsedDocument:
-        """Raises FileError."""
+    def parse(self, data: bytes, name: str, check: Callable[[], None]) -> ParsedDocument:
+        """Raises FileError, and whatever `check` raises, which is called again and again."""
         ...
 
 

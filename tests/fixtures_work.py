@@ -72,7 +72,7 @@ class ParagraphParser:
         self.parsed: list[str] = []
         self.accident: Callable[[str], None] = lambda name: None
 
-    def parse(self, data: bytes, name: str) -> ParsedDocument:
+    def parse(self, data: bytes, name: str, check: Callable[[], None] = lambda: None) -> ParsedDocument:
         self.parsed.append(name)
         self.accident(name)
         text = data.decode()

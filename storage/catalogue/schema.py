@@ -124,11 +124,15 @@ class KVObject(Base):
     """One owed or stored KV object. Rows are the precompute queue of record."""
 
     __tablename__ = "kv_object"
-    __table_args__ = (Index("kv_queue", "status", "lease_expires"),)
+    __table_args__ = (
+        Index("kv_queue", "status", "lease_expires"),
+        Index("kv_turn", "status", "tenant_id", "created_at"),
+        Index("kv_job", "job_id", "status"),
+    )
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     sharing_group: Mapped[str] = mapped_column(String(64))
-    job_id: Mapped[str | None] = mapped_column(String(64), index=True)  # the job that first asked for it
+    job_id: Mapped[str | None] = mapped_column(String(64))  # the job that first asked for it
     status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | failed | over_quota | purge
     tokens: Mapped[int]
     bytes: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -167,11 +171,17 @@ class JobFile(Base):
     """One file of a job: the unit that is leased, retried and reported."""
 
     __tablename__ = "job_file"
-    __table_args__ = (UniqueConstraint("job_id", "path"), Index("job_file_queue", "status", "lease_expires"))
+    __table_args__ = (
+        UniqueConstraint("job_id", "path"),
+        Index("job_file_queue", "status", "lease_expires"),
+        # All that a claim looks at, so that its work does not grow with a job's files that are done.
+        Index("job_file_turn", "job_id", "status", "id", "lease_expires", "file_id"),
+    )
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("job.id"))
     document_id: Mapped[str | None] = mapped_column(String(64), index=True)
     file_id: Mapped[str | None] = mapped_column(String(64))
+    sha256: Mapped[str | None] = mapped_column(String(64), index=True)  # of the content that is waited for
     path: Mapped[str] = mapped_column(Text)
     action: Mapped[str] = mapped_column(String(16))  # upsert | delete | rename
     status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | unchanged | failed | cancelled
