@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 
 from ingest.sources import Entry
@@ -44,17 +44,12 @@ class ManifestEntry(BaseModel):
 
 class SyncBody(BaseModel):
     """With a manifest: make the corpus like it, and delete what it lacks if told so. Without: like its
-    source, and delete what that lacks unless told not to."""
+    source, and delete what that lacks unless told not to. A dry run changes nothing; that of a source is a job too, as a
+    worker lists it, and what it has found is at /syncs/{sync_id}."""
 
     manifest: Annotated[list[ManifestEntry], Field(max_length=100_000)] | None = None
     delete_missing: bool | None = None
     dry_run: bool = False
-
-    @model_validator(mode="after")
-    def _dry_with_manifest(self) -> SyncBody:
-        if self.dry_run and self.manifest is None:
-            raise ValueError("a dry run needs a manifest: a source is listed by a worker")
-        return self
 
 
 class FolderSource(BaseModel):
@@ -98,9 +93,14 @@ async def upload_documents(parts: Parts, who: Writer, corpus_id: str, request: R
 @router.post("/sync")
 def sync_corpus(parts: Parts, who: Writer, corpus_id: str, body: SyncBody) -> dict[str, Any]:
     if body.manifest is None:
-        return sync.from_source(parts, who, corpus_id, body.delete_missing is not False)
+        return sync.from_source(parts, who, corpus_id, body.delete_missing is not False, body.dry_run)
     manifest = [Entry(entry.path, entry.sha256, entry.bytes) for entry in body.manifest]
     return sync.from_manifest(parts, who, corpus_id, manifest, bool(body.delete_missing), body.dry_run)
+
+
+@router.get("/syncs/{sync_id}")
+def retrieve_sync(parts: Parts, who: Reader, corpus_id: str, sync_id: str) -> dict[str, Any]:
+    return sync.show(parts, who, corpus_id, sync_id)
 
 
 @router.get("/source")

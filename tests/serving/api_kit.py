@@ -17,6 +17,7 @@ import uvicorn
 from fixtures_work import ParagraphParser, WordEmbedder, Work
 from sqlalchemy.orm import Session
 
+from ingest.sources import Reach
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever
 from serving.api.app import build_app
@@ -196,9 +197,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
     index.ensure()
     work = Work(catalogue, objects, IngestSide(index), ParagraphParser())
     rules = folder / "policy.yaml"  # a test that wants one writes it first
-    settings = Settings(
-        data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources")
-    )
+    settings = Settings(data_dir=folder, max_upload_bytes=4 << 20, top_k=4)
     parts = ApiParts(
         settings=settings,
         catalogue=catalogue,
@@ -213,6 +212,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         secret=SECRET,
         placement=(placement := Placement(catalogue, PolicyFile(rules if rules.exists() else None), NoTiers())),
         meter=Meter(catalogue, placement.used),
+        reach=Reach([str(folder / "sources")], scratch=folder / "scratch"),
     )
     return parts, work
 

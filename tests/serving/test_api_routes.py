@@ -65,6 +65,7 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("POST", STORE + "/file_batches/{batch_id}/cancel"): Probe(scope=W),
     ("POST", "/v1/corpora/{corpus_id}/documents"): Probe(files={"files": ("n.txt", b"new")}, scope=W),
     ("POST", "/v1/corpora/{corpus_id}/sync"): Probe({"manifest": [], "dry_run": True}, scope=W),
+    ("GET", "/v1/corpora/{corpus_id}/syncs/{sync_id}"): Probe(),
     ("GET", "/v1/corpora/{corpus_id}/source"): Probe(),
     ("PUT", "/v1/corpora/{corpus_id}/source"): Probe({"source": None}, scope="admin"),
     ("GET", "/v1/corpora/{corpus_id}/settings"): Probe(),
@@ -110,6 +111,7 @@ def owned_things(site: Site) -> dict[str, str]:
         job = http.get("/v1/jobs").json()["data"][0]["id"]
         source = {"source": {"type": "folder", "path": str(folder)}}
         http.put(f"/v1/corpora/{corpus}/source", json=source).raise_for_status()
+        sync = http.post(f"/v1/corpora/{corpus}/sync", json={}).json()["job_id"]
         schedule = http.post("/v1/schedules", json={"corpus_id": corpus, "cron": "0 3 * * *"}).json()["id"]
         key = http.post("/v1/api_keys", json={"name": "spare"}).json()["id"]
         registered = http.post("/v1/sites", json={"name": "edge", "corpora": [corpus]}).json()["id"]
@@ -118,6 +120,7 @@ def owned_things(site: Site) -> dict[str, str]:
     return {
         "vector_store_id": corpus, "corpus_id": corpus, "corpus": corpus, "file_id": file, "file": file,
         "batch_id": job, "job_id": job, "schedule_id": schedule, "key_id": key, "site_id": registered, "purge_id": purge,
+        "sync_id": sync,
         "model": f"echo-1@{corpus}",
     }  # fmt: skip
 
