@@ -37,7 +37,7 @@ class SourcePlanner:
             corpus = session.get(Corpus, job.corpus_id)
         if corpus is None:
             raise UserError("the corpus was deleted")
-        source = open_source(corpus.source or {}, self.reach, Asker(corpus.tenant_id))
+        source = open_source(corpus.source or {}, self.reach, Asker(corpus.tenant_id, check=lambda: self._check(job)))
         try:
             self._plan(job, corpus, source)
         finally:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ingest.sources.credentials import Credential, read_credential
 from ingest.sources.folder import FolderSource
 from ingest.sources.git import GitSource
 from ingest.sources.types import FILE_BYTES, Asker, Entry, Left, Reach, Seen, Source
@@ -29,6 +30,11 @@ def _folder(spec: Spec, reach: Reach, asker: Asker) -> Source:
 
 
 def _git(spec: Spec, reach: Reach, asker: Asker) -> Source:
+    if spec.get("url") and not spec.get("path"):
+        from ingest.sources.git_remote import RemoteGitSource
+
+        url = _text(spec, "url")
+        return RemoteGitSource(url, _text(spec, "ref", "HEAD"), reach, asker, _credential(spec, reach, asker, url))
     return GitSource(_inside(_text(spec, "path"), reach), _text(spec, "ref", "HEAD"))
 
 
@@ -41,6 +47,12 @@ def _text(spec: Spec, name: str, default: str = "") -> str:
     if not isinstance(value, str) or not value:
         raise UserError(f'a source of type {spec["type"]!r} needs a text as its "{name}"')
     return value
+
+
+def _credential(spec: Spec, reach: Reach, asker: Asker, url: str) -> Credential | None:
+    if not spec.get("credential"):
+        return None
+    return read_credential(reach.credentials, _text(spec, "credential"), asker.tenant_id, url)
 
 
 def _inside(path: str, reach: Reach) -> str:

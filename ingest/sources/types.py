@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -57,10 +57,11 @@ class Reach:
 
 @dataclass(frozen=True)
 class Asker:
-    """For whom a source is read. `seen`: by path, what was found there the last time."""
+    """For whom a source is read. `seen`: by path, what was found there the last time. `check` raises Cancelled."""
 
     tenant_id: str
     seen: Mapping[str, Seen] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
 
 
 class Source(Protocol):

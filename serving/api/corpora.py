@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.datastructures import UploadFile
 
 from ingest.sources import Entry
@@ -52,15 +52,30 @@ class SyncBody(BaseModel):
     dry_run: bool = False
 
 
+Url = Annotated[str, Field(min_length=1, max_length=2000)]
+Credential = Annotated[str, Field(min_length=1, max_length=64)]
+
+
 class FolderSource(BaseModel):
     type: Literal["folder"]
     path: Annotated[str, Field(min_length=1)]
 
 
 class GitSource(BaseModel):
+    """A repository on the server by its `path`, or elsewhere by its `url`. `credential`: a name of docs/sources.md."""
+
+    model_config = ConfigDict(extra="forbid")
     type: Literal["git"]
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1)] | None = None
+    url: Url | None = None
     ref: Annotated[str, Field(min_length=1, max_length=200)] = "HEAD"
+    credential: Credential | None = None
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> GitSource:
+        if (self.path is None) == (self.url is None):
+            raise ValueError("give either the path or the url of the repository")
+        return self
 
 
 class SourceBody(BaseModel):
@@ -110,7 +125,7 @@ def retrieve_source(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]
 
 @router.put("/source")
 def replace_source(parts: Parts, who: Admin, corpus_id: str, body: SourceBody) -> dict[str, Any]:
-    source = None if body.source is None else body.source.model_dump()
+    source = None if body.source is None else body.source.model_dump(exclude_none=True)
     return sync.set_source(parts, who, corpus_id, source)
 
 

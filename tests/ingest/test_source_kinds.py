@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from fixtures_work import Work, paragraphs
+from git_kit import backend
 from sqlalchemy import update
+from web_kit import Reply, web
 
+from ingest.egress import AllowedHosts
 from ingest.planner import SourcePlanner
 from ingest.sources import KINDS, Reach
 from ingest.sync import queue_sync
@@ -61,7 +64,21 @@ class GitOrigin(FolderOrigin):
         self.git("commit", "-q", "--allow-empty", "-m", "next")
 
 
-ORIGINS = {"folder": FolderOrigin, "git": GitOrigin}
+class RemoteGitOrigin(GitOrigin):
+    """The same repository behind git's own HTTP server."""
+
+    def __init__(self, folder: Path, held: ExitStack) -> None:
+        super().__init__(folder, held)
+        self.server = held.enter_context(web())
+        self.server.rest = backend(folder)
+        self.spec = {"type": "git", "url": f"{self.server.url}/docs/.git", "ref": "main"}
+        self.reach = Reach(hosts=AllowedHosts.parse(f"127.0.0.1:{self.server.port}"), scratch=folder / "scratch")
+
+    def break_down(self) -> None:
+        self.server.rest = lambda asked: Reply(status=503)
+
+
+ORIGINS = {"folder": FolderOrigin, "git": GitOrigin, "git by URL": RemoteGitOrigin}
 Origin = FolderOrigin
 
 

@@ -37,6 +37,7 @@ class Web:
     port: int
     pages: dict[str, Reply | Callable[[Asked], Reply]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
+    rest: Callable[[Asked], Reply] = lambda asked: Reply(b"no such page", 404)  # for all other paths
 
     @property
     def url(self) -> str:
@@ -59,7 +60,7 @@ def web() -> Iterator[Web]:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
             made.asked.append(asked)
-            page = made.pages.get(self.path.partition("?")[0], Reply(b"no such page", 404))
+            page = made.pages.get(self.path.partition("?")[0], made.rest)
             with contextlib.suppress(OSError):
                 self.reply(page(asked) if callable(page) else page)
 
