@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ingest.site_sync import SiteSync
     from ingest.sources.types import Reach
     from ingest.ticker import Ticker
+    from ingest.webhooks import Courier
     from ingest.worker import IngestWorker
     from precompute.queue import KVQueue
     from precompute.reader import Reader
@@ -420,6 +421,12 @@ class Wiring:
         return Ticker(
             self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick, storing.tick
         )
+
+    @cached_property
+    def courier(self) -> Courier:
+        from ingest.webhooks import Courier
+
+        return Courier(self.catalogue, self.reach.hosts, self.secret)
 
     @cached_property
     def kv_queue(self) -> KVQueue:

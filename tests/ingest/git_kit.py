@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from web_kit import Asked, Reply
+from fixtures_web import Asked, Reply
 
 
 def git(folder: Path, *words: str) -> str:

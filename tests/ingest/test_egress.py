@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
+from fixtures_web import Asked, Reply, Web, web
 from hypothesis import given
 from hypothesis import strategies as st
-from web_kit import Asked, Reply, Web, web
 
 from ingest.egress import AllowedHosts, HostRefused
 from ingest.fetch import Answer, Fetcher, FetchFailed

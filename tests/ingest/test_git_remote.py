@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures_web import Asked, Reply, Web, web
 from git_kit import backend, commit, git, repository
-from web_kit import Asked, Reply, Web, web
 
 from ingest.egress import AllowedHosts, HostRefused
 from ingest.fetch import FetchFailed

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures_web import Reply, web
 from fixtures_work import Work, paragraphs
 from git_kit import backend
 from sqlalchemy import update
-from web_kit import Reply, web
 
 from ingest.egress import AllowedHosts
 from ingest.planner import SourcePlanner

@@ -17,6 +17,7 @@ import uvicorn
 from fixtures_work import ParagraphParser, WordEmbedder, Work
 from sqlalchemy.orm import Session
 
+from ingest.egress import AllowedHosts
 from ingest.sources import Reach
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever
@@ -34,6 +35,7 @@ from storage.kvstore import KVStore
 from storage.policy.file import PolicyFile
 from storage.tier_control import NoTiers
 
+LISTED = "127.0.0.1:9"  # the one place where sources and webhooks may lead; nothing listens there
 SECRET = b"a master secret for tests only, 32 bytes"
 
 
@@ -189,7 +191,7 @@ class Site:
             return made
 
 
-def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiParts, Work]:
+def make_parts(folder: Path, engine: EchoEngine, rung: list[str], hosts: str = LISTED) -> tuple[ApiParts, Work]:
     url = f"sqlite:///{folder / 'catalogue.db'}"
     migrate(url)
     catalogue, objects, embedder = open_catalogue(url), FolderStore(folder / "objects"), WordEmbedder()
@@ -212,7 +214,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         secret=SECRET,
         placement=(placement := Placement(catalogue, PolicyFile(rules if rules.exists() else None), NoTiers())),
         meter=Meter(catalogue, placement.used),
-        reach=Reach([str(folder / "sources")], scratch=folder / "scratch"),
+        reach=Reach([str(folder / "sources")], AllowedHosts.parse(hosts), scratch=folder / "scratch"),
     )
     return parts, work
 
@@ -234,9 +236,10 @@ def running(app: Any) -> Iterator[str]:
 
 
 @contextmanager
-def running_site(folder: Path) -> Iterator[Site]:
+def running_site(folder: Path, hosts: str = LISTED) -> Iterator[Site]:
+    """`hosts`: where its sources and webhooks may lead."""
     engine, rung = EchoEngine(), []  # type: tuple[EchoEngine, list[str]]
-    parts, work = make_parts(folder, engine, rung)
+    parts, work = make_parts(folder, engine, rung, hosts)
     key = ensure_admin_key(parts.catalogue, SECRET)
     assert key is not None
     with running(build_app(parts)) as url:
