@@ -26,8 +26,11 @@ from storage.catalogue.schema import (
     Job,
     JobFile,
     KVObject,
+    PushDelivery,
+    PushHook,
     Schedule,
     ScheduleRun,
+    SourceItem,
 )
 from storage.errors import NotFound, StorageUnavailable
 from storage.types import ObjectStore
@@ -78,12 +81,16 @@ class Deleter:
             schedules = select(Schedule.id).where(Schedule.corpus_id == corpus_id)
             session.execute(delete(ScheduleRun).where(ScheduleRun.schedule_id.in_(schedules)))
             session.execute(delete(Schedule).where(Schedule.corpus_id == corpus_id))
+            hooks = select(PushHook.id).where(PushHook.corpus_id == corpus_id)
+            session.execute(delete(PushDelivery).where(PushDelivery.hook_id.in_(hooks)))
+            session.execute(delete(PushHook).where(PushHook.corpus_id == corpus_id))
         receipt = dict.fromkeys(KINDS, 0)
         while True:
             with self.catalogue.write() as session:
                 query = select(Document.id).where(Document.corpus_id == corpus_id).limit(BATCH)
                 ids = list(session.scalars(query))
                 if not ids:
+                    session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id))
                     session.execute(delete(Corpus).where(Corpus.id == corpus_id))
                     return receipt
             for kind, count in self._documents(tenant_id, ids, raw).items():

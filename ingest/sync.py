@@ -6,7 +6,7 @@ A document's identity is its path; its hash decides whether there is work. What 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,8 @@ def diff(
     done_hash: DoneHash,
     unread: Sequence[str] = (),
 ) -> Diff:
-    """Compare a manifest with the corpus. Paths in `unread` are there but could not be read: they are left
-    alone.
+    """Compare a manifest with the corpus. Files and folders in `unread` are there but could not be read: they, and all
+    below them, are left alone.
 
     Raises UserError if a path appears twice."""
     wanted = {entry.path: entry for entry in manifest}
@@ -73,7 +73,9 @@ def diff(
         return document.sha256 == sha256 and document.done_hash == expected
 
     changed = [p for p, e in wanted.items() if p in held and not is_done(held[p], e.sha256)]
-    gone = [path for path in held if path not in wanted and path not in unread] if delete_missing else []
+    left_alone = frozenset(unread)
+    missing = [path for path in held if path not in wanted and not _is_within(path, left_alone)]
+    gone = missing if delete_missing else []
     kept = [held[p] for p in gone if is_done(held[p], held[p].sha256)]
     renamed = _renames([wanted[p] for p in wanted if p not in held], kept)
     sources, targets = {old for old, _ in renamed}, {new for _, new in renamed}
@@ -89,6 +91,11 @@ def diff(
 def _documents(session: Session, corpus_id: str) -> dict[str, Document]:
     rows = session.scalars(select(Document).where(Document.corpus_id == corpus_id).order_by(Document.path))
     return {row.path: row for row in rows if not is_member(row.path)}
+
+
+def _is_within(path: str, folders: Collection[str]) -> bool:
+    """Whether the path, or a folder that it is in, is among these."""
+    return path in folders or any(path[:end] in folders for end, sign in enumerate(path) if sign == "/")
 
 
 def _renames(new: Sequence[Entry], gone: Sequence[Document]) -> list[tuple[str, str]]:

@@ -41,7 +41,9 @@ from storage.types import Chunk, KVProfile, Miss, ObjectStore, ParsedDocument, T
 if TYPE_CHECKING:
     from ingest.pipeline import Pipeline
     from ingest.site_sync import SiteSync
+    from ingest.sources.types import Reach
     from ingest.ticker import Ticker
+    from ingest.webhooks import Courier
     from ingest.worker import IngestWorker
     from precompute.queue import KVQueue
     from precompute.reader import Reader
@@ -390,12 +392,20 @@ class Wiring:
         return hashlib.sha256(repr(shaping).encode()).hexdigest()
 
     @cached_property
+    def reach(self) -> Reach:
+        from ingest.egress import AllowedHosts
+        from ingest.sources.types import Reach
+
+        s = self.settings
+        hosts = AllowedHosts.parse(s.allowed_hosts)
+        return Reach(s.source_roots.split(":"), hosts, s.data_dir / "credentials", s.data_dir / "scratch")
+
+    @cached_property
     def ingest_worker(self) -> IngestWorker:
         from ingest.planner import SourcePlanner
         from ingest.worker import IngestWorker
 
-        roots = self.settings.source_roots.split(":")
-        planner = SourcePlanner(self.catalogue, self.objects, roots, self.pipeline.done_hash)
+        planner = SourcePlanner(self.catalogue, self.objects, self.reach, self.pipeline.done_hash)
         return IngestWorker(
             self.catalogue, self.pipeline, planner, self.owner, self.ring, self.settings.lease_seconds
         )
@@ -412,6 +422,12 @@ class Wiring:
         return Ticker(
             self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick, storing.tick
         )
+
+    @cached_property
+    def courier(self) -> Courier:
+        from ingest.webhooks import Courier
+
+        return Courier(self.catalogue, self.reach.hosts, self.secret)
 
     @cached_property
     def kv_queue(self) -> KVQueue:
@@ -488,6 +504,7 @@ class Wiring:
             check_engine=self.engine.check,
             placement=self.placement,
             meter=self.meter,
+            reach=self.reach,
             parent=self.parent,
         )
 

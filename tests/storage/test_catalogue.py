@@ -297,7 +297,7 @@ def test_a_serialization_failure_on_postgresql_is_retryable(postgres_url: str) -
     catalogue = open_catalogue(postgres_url)
     with catalogue.write() as session:
         session.add(tenant("a"))
-    with pytest.raises(Overloaded), catalogue.write() as session:
+    with pytest.raises(Overloaded), catalogue.write() as session:  # noqa: PT012 - the whole transaction is what is refused
         session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
         session.scalar(select(Tenant.name))
         with catalogue.write() as other:
