@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from sqlalchemy import ColumnElement, String, cast, or_, select
+from sqlalchemy import ColumnElement, Select, String, cast, or_, select
 from sqlalchemy.orm import Session
 
 from ingest.files import delete_file, open_file, store_file
@@ -43,18 +43,27 @@ def open_to(who: Principal) -> list[ColumnElement[bool]]:
 
 
 def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO, purpose: str) -> File:
-    """Keep an upload, and give it to the syncs that wait for it. Same bytes and name are the same file,
-    unless the asker may not see that one."""
-    file = store_file(parts.catalogue, parts.objects, who.tenant_id, filename, data, purpose)
+    """Keep an upload, and give it to the syncs that wait for it. Same bytes and name are the same file while no document
+    is made of it, so that a repeated request changes nothing; later they are a file of their own, so that whoever
+    deletes an upload of theirs deletes nobody else's document."""
+    stored = store_file(parts.catalogue, parts.objects, who.tenant_id, filename, data, purpose)
     with parts.catalogue.write() as session:
-        if session.scalars(select(File.id).where(File.id == file.id, *_visible(who))).first() is None:
-            file = _twin(file)
+        file = session.scalars(_unused(stored)).first()
+        if file is None:
+            file = _twin(stored)
             session.add(file)
             session.flush()
         awaited = offer(session, file)
     if awaited:
         parts.ring("ingest")
     return file
+
+
+def _unused(file: File) -> Select[tuple[File]]:
+    """Files with the same name and bytes that no document is made of. (Who adds a file to a corpus makes its document.)"""
+    same = [getattr(File, name) == getattr(file, name) for name in ("tenant_id", "sha256", "filename", "purpose")]
+    placed = select(Document.id).where(Document.file_id == File.id).exists()
+    return select(File).where(*same, ~placed).order_by(File.created_at, File.id)
 
 
 def _twin(file: File) -> File:

@@ -60,6 +60,22 @@ def test_the_same_upload_twice_is_the_same_file(site: Site) -> None:
     assert len(list(client.files.list())) == 2
 
 
+def test_who_deletes_an_upload_deletes_no_document_made_of_an_earlier_one(site: Site) -> None:
+    client = site.client()
+    stores = [client.vector_stores.create(name=name) for name in ("theirs", "mine")]
+    files = []
+    for store in stores:
+        files.append(client.files.create(file=("a.txt", b"words"), purpose="assistants"))
+        client.vector_stores.files.create(vector_store_id=store.id, file_id=files[-1].id)
+    assert files[0].id != files[1].id
+    site.ingest()
+    client.files.delete(files[1].id)
+    assert [[hit.file_id for hit in client.vector_stores.search(store.id, query="words").data] for store in stores] == [
+        [files[0].id], [],
+    ]  # fmt: skip
+    assert client.files.content(files[0].id).read() == b"words"
+
+
 def test_lists_page_through_120_files(site: Site) -> None:
     client = site.client()
     made = [client.files.create(file=(f"{i}.txt", b"x"), purpose="assistants").id for i in range(120)]
