@@ -191,7 +191,7 @@ def offer(session: Session, file: File) -> set[str]:
 def queue_sync(session: Session, corpus: Corpus, request: Mapping[str, Any] | None = None) -> Job:
     """A job that makes the corpus like its source; a worker finds out what that means. Raises UserError."""
     if corpus.source is None:
-        raise UserError("this corpus has no source; set one, or sync it with a manifest")
+        raise UserError("this corpus has no source: name one (preread sync --source FOLDER), or upload files")
     return create_job(
         session,
         tenant_id=corpus.tenant_id,

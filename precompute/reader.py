@@ -19,13 +19,22 @@ from precompute.passes import ContiguousPass, PackedPass
 from precompute.rope import Rope, rope_type
 from precompute.tokenizer import ReaderTokenizer
 from storage.conditioning import Reading, rows
-from storage.errors import ModelUnsupported
+from storage.errors import ModelUnsupported, UserError
 from storage.types import KVProfile
 
 log = logging.getLogger(__name__)
 PIECE = 512  # rows of one forward pass while prefilling
 LABELS = 24  # whose KV is kept ready; those of further passages are computed with the prompt
 DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
+
+
+def check_device(device: str) -> None:
+    """Raises UserError where this installation of torch cannot use it."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(f"PREREAD_DEVICE={device} cannot be used here: {reason}") from None
 
 
 class Reader:

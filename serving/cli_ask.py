@@ -76,10 +76,14 @@ def sources(answered: Answered, all_of_them: bool = False) -> str:
 
 
 def _place(citation: dict[str, Any]) -> str:
-    page = citation["page_start"]
-    where = f"page {page}" if page else f"lines {citation['line_start']}-{citation['line_end']}"
+    where = _range("page", citation["page_start"], citation["page_end"]) if citation["page_start"] else ""
+    where = where or _range("line", citation["line_start"], citation["line_end"])
     heading = f" ({' > '.join(citation['headings'])})" if citation["headings"] else ""
     return f"{citation['filename']}, {where}{heading}"
+
+
+def _range(unit: str, first: int, last: int) -> str:
+    return f"{unit} {first}" if first == last else f"{unit}s {first}-{last}"
 
 
 def cost(answered: Answered) -> str:
@@ -96,7 +100,7 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION")],
     corpus: Annotated[str | None, typer.Option(help="Name or id; default: the only corpus.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="default, full, reuse, epic:K or cacheblend:R; default: the server's.")
+        str | None, typer.Option(help="default, full, reuse, epic:K, cacheblend:R or question:R; default: the server's.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
     url: Url = None,

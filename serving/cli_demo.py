@@ -83,10 +83,11 @@ def _questions(samples: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _ingest(api: Api, folder: Path, quiet: bool) -> dict[str, Any]:
-    from serving.cli_work import sync_folder
+    from serving.cli_work import listed, sync_folder
 
+    entries = listed(folder)
     corpus = ensure_corpus(api, folder.name)
-    started = sync_folder(api, corpus["id"], folder)
+    started = sync_folder(api, corpus["id"], folder, entries)
     job = follow(api, started["job_id"], quiet) if started["job_id"] else None
     if job is not None and not quiet:
         p = job["progress"]

@@ -31,10 +31,9 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
 
     settings = load_settings(port=port, host=host)
     check_policy(settings)
-    check_model(settings)
     key = first_key(settings)
     try:
-        with supervised(settings, note) as supervisor:
+        with supervised(settings, note, lambda: check_model(settings)) as supervisor:
             if not supervisor.stopping.is_set():
                 show(
                     _welcome(settings, supervisor.address, key), as_json, lambda w: _welcome_text(settings, w)
@@ -46,7 +45,12 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
 
 
 def check_model(settings: Settings) -> None:
-    """Refuse a model that is no folder, and convert the embedded one, before anything is started."""
+    """Refuse a device that is not there and a model that is no folder, and convert the embedded one, before anything is
+    started."""
+    if settings.device != "cpu":  # to ask takes seconds
+        from precompute.reader import check_device
+
+        check_device(settings.device)
     if settings.model == "embedded":
         embedded_folder(settings.data_dir)
     elif not (Path(settings.model) / "config.json").exists():

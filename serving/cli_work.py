@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from serving.cli_client import Api, KeyFile, Url, connect, ensure_corpus, find_c
 from serving.cli_jobs import end, follow
 from serving.cli_output import Json, note, show
 from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from ingest.sources import Entry
 
 SHOWN = 5
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job to its end.")]
@@ -43,11 +46,12 @@ def ingest(
     if delete_missing and not path.is_dir():
         raise UserError("--delete-missing goes with a folder")
     api = connect(url, key_file)
+    entries = listed(path) if path.is_dir() else None  # before a corpus is made for nothing
     found = ensure_corpus(api, corpus or path.resolve().stem)
-    if path.is_dir():
-        started = sync_folder(api, found["id"], path, delete_missing=delete_missing)
-    else:
+    if entries is None:
         started = _upload_one(api, found["id"], path)
+    else:
+        started = sync_folder(api, found["id"], path, entries, delete_missing=delete_missing)
     _finish(api, started, wait, as_json)
 
 
@@ -73,8 +77,8 @@ def sync(
     _finish(api, api.post(f"/corpora/{found['id']}/sync", {"delete_missing": True}), wait, as_json)
 
 
-def sync_folder(api: Api, corpus_id: str, folder: Path, *, delete_missing: bool = False) -> dict[str, Any]:
-    """Announce a folder's documents, and upload those that the corpus lacks; the sync's answer."""
+def listed(folder: Path) -> list[Entry]:
+    """A folder's documents; those left out are named. Raises UserError if there is none."""
     from ingest.sources import FolderSource
 
     source = FolderSource(folder)
@@ -85,15 +89,21 @@ def sync_folder(api: Api, corpus_id: str, folder: Path, *, delete_missing: bool 
         note(f"skipped {len(source.skipped) - SHOWN} more")
     if not entries:
         raise UserError(f"{folder} holds no document")
+    return entries
+
+
+def sync_folder(
+    api: Api, corpus_id: str, folder: Path, entries: Sequence[Entry], *, delete_missing: bool = False
+) -> dict[str, Any]:
+    """Announce a folder's documents, and upload those that the corpus lacks; the sync's answer."""
     manifest = [{"path": e.path, "sha256": e.sha256, "bytes": e.bytes} for e in entries]
     body = {"manifest": manifest, "delete_missing": delete_missing}
     started: dict[str, Any] = api.post(f"/corpora/{corpus_id}/sync", body)
-    sent: set[str] = set()
+    digests, sent = {entry.path: entry.sha256 for entry in entries}, set[str]()
     for path in _progress([*started["added"], *started["modified"]]):
-        sha256 = next(e.sha256 for e in entries if e.path == path)
-        if sha256 not in sent:
+        if digests[path] not in sent:
             api.upload(folder / path, path)
-            sent.add(sha256)
+            sent.add(digests[path])
     return started
 
 

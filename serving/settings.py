@@ -13,6 +13,7 @@ from storage.errors import UserError
 from storage.types import CODEC_NAMES
 
 PREFIX = "PREREAD_"
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,10 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: object)
 def _checked(settings: Settings) -> Settings:
     if settings.codec and settings.codec not in CODEC_NAMES:
         raise UserError(f"{PREFIX}CODEC is one of {', '.join(CODEC_NAMES)}, not {settings.codec!r}")
+    if settings.dtype not in DTYPES:
+        raise UserError(f"{PREFIX}DTYPE is one of {', '.join(DTYPES)}, not {settings.dtype!r}")
+    if not 0 < settings.port < 65536:
+        raise UserError(f"{PREFIX}PORT is a number from 1 to 65535, not {settings.port}")
     if not 0 <= settings.canary_share <= 1:
         raise UserError(f"{PREFIX}CANARY_SHARE is a share of the answers, from 0 to 1, not {settings.canary_share}")
     words = [word.strip() for word in settings.encryption_keys.split(",")]

@@ -118,8 +118,7 @@ class Supervisor:
         return f"http://{_reachable(self.settings.host)}:{self.settings.port}"
 
     def start(self) -> None:
-        """Start the broker and all children; returns at once after. Raises UserError if the port is taken."""
-        _check_port(self.settings)
+        """Start the broker and all children; returns at once after."""
         self._start_broker()
         logs, environ = self.settings.data_dir / "logs", environment(self.settings)
         for name in ("serve", "worker", "beat"):
@@ -207,9 +206,12 @@ def _end(children: list[Child]) -> None:
 
 
 @contextmanager
-def supervised(settings: Settings, say: Say) -> Iterator[Supervisor]:
-    """A started and ready Supervisor on this data folder, all of it ended on exit. Raises AlreadyRunning."""
+def supervised(settings: Settings, say: Say, prepare: Callable[[], object] = lambda: None) -> Iterator[Supervisor]:
+    """A started and ready Supervisor on this data folder, all of it ended on exit. `prepare` is run before anything is
+    started, where nothing stands in the way. Raises AlreadyRunning, UserError if the port is taken."""
     with _only_one(settings) as record:
+        check_port(settings)
+        prepare()
         supervisor = Supervisor(settings, say)
         previous = {s: signal.signal(s, supervisor.on_signal) for s in _SIGNALS}
         try:
@@ -285,7 +287,7 @@ def _reachable(host: str) -> str:
     return f"[{shown}]" if ":" in shown and not shown.startswith("[") else shown
 
 
-def _check_port(settings: Settings) -> None:
+def check_port(settings: Settings) -> None:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -293,5 +295,5 @@ def _check_port(settings: Settings) -> None:
             probe.bind((settings.host, settings.port))
         except OSError as error:
             raise UserError(
-                f"port {settings.port} of {settings.host} cannot be used ({error.strerror}): try --port"
+                f"port {settings.port} of {settings.host} cannot be used ({error.strerror}): set PREREAD_PORT, or try --port"
             ) from None

@@ -60,5 +60,5 @@ def _inside(path: str, reach: Reach) -> str:
     real = os.path.realpath(path)
     allowed = [os.path.realpath(root) for root in reach.roots if root]
     if not any(os.path.commonpath([root, real]) == root for root in allowed):
-        raise UserError(f"the source {path!r} is not in a folder that this server may read")
+        raise UserError(f"the source {path!r} is not in a folder that this server may read (PREREAD_SOURCE_ROOTS)")
     return real

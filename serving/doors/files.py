@@ -59,7 +59,7 @@ def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO
     return file
 
 
-def _unused(file: File) -> Select[tuple[File]]:
+def _unused(file: File) -> Select[File]:
     """Files with the same name and bytes that no document is made of. (Who adds a file to a corpus makes its document.)"""
     same = [getattr(File, name) == getattr(file, name) for name in ("tenant_id", "sha256", "filename", "purpose")]
     placed = select(Document.id).where(Document.file_id == File.id).exists()

@@ -18,9 +18,9 @@ from serving.supervisor import (
     AlreadyRunning,
     Child,
     Supervisor,
-    _check_port,
     _end,
     _only_one,
+    check_port,
     environment,
     last_line,
     running_address,
@@ -128,7 +128,7 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} .* --port"):
-            _check_port(Settings(data_dir=tmp_path, port=port))
+            check_port(Settings(data_dir=tmp_path, port=port))
 
 
 def test_children_get_the_settings_as_they_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

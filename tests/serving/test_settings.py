@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from precompute.reader import check_device
 from serving.settings import Settings, load_settings, master_secret
 from storage.errors import UserError
 
@@ -19,6 +20,18 @@ def test_an_unknown_setting_is_refused_with_its_nearest_name() -> None:
 def test_a_bad_value_names_its_variable() -> None:
     with pytest.raises(UserError, match="PREREAD_PORT"):
         load_settings({"PREREAD_PORT": "many"})
+
+
+@pytest.mark.parametrize(("name", "value"), [("PREREAD_PORT", "99999"), ("PREREAD_PORT", "0"), ("PREREAD_DTYPE", "float7")])
+def test_a_value_that_nothing_could_start_with_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"{name}.*{value}"):
+        load_settings({name: value})
+
+
+def test_a_device_that_is_not_there_is_refused_by_name() -> None:
+    check_device("cpu")
+    with pytest.raises(UserError, match="PREREAD_DEVICE=nosuch cannot be used here"):
+        check_device("nosuch")
 
 
 def test_kv_is_small_where_bytes_are_paid_for_and_fast_where_they_are_not() -> None:
