@@ -121,10 +121,11 @@ def register(site: Site, name: str = "edge", corpora: list[str] | None = None) -
 
 
 @contextmanager
-def child_of(site: Site, folder: Path, key: SiteKey) -> Iterator[Child]:
+def child_of(site: Site, folder: Path, key: SiteKey, url: str = "") -> Iterator[Child]:
+    """`url`: the way to the parent, if it is not the parent's own."""
     folder.mkdir(exist_ok=True)
     work, clock = make_work(folder), Clock()
-    peer = PeerStore(site.url, key, read_s=5)
+    peer = PeerStore(url or site.url, key, read_s=5)
 
     def needed(key: str) -> bool:
         with work.catalogue.read() as session:

@@ -207,6 +207,22 @@ def test_a_reason_found_before_the_fetch_has_ended_is_the_one_reported(tiny_mode
     site.engine.close()
 
 
+def test_a_miss_whose_reason_is_not_known_yet_is_not_reported_without_it(tiny_models: Models, tmp_path: Path) -> None:
+    """The catalogue, which knows the reason, stalls like the store."""
+    known = threading.Event()
+
+    def why(key: str, miss: Miss) -> str:
+        known.wait(20)
+        return f"{miss} but owed"
+
+    site = EngineSite(tiny_models.reader("llama"), tmp_path, patience_s=0.05, on_miss=why)
+    site.path(1).unlink()
+    outcome = site.answer()
+    assert [(c.chunk_id, c.reason) for c in outcome.report.not_reused if c.chunk_id == 1] == [(1, "slow")]
+    known.set()
+    site.engine.close()
+
+
 def test_the_next_answer_uses_what_came_too_late_for_the_last(tiny_models: Models, tmp_path: Path) -> None:
     site = EngineSite(tiny_models.reader("llama"), tmp_path, patience_s=0.05)
     site.objects.gate.clear()

@@ -177,6 +177,11 @@ def test_what_a_store_could_not_delete_is_not_acknowledged_and_not_renewed(
     assert child.link().syncs == before
     assert receipt(site, gone)["sites"][0]["state"] == "pending"
     store.down = False
+    child.sync.kv_delete = lambda keys: keys[:1]  # one object that its store will not delete
+    with pytest.raises(StorageUnavailable, match="1 objects"):
+        child.sync.step()
+    assert child.link().syncs == before
+    child.sync.kv_delete = store.delete
     settle(child)
     child.clock.now += LEASE
     settle(child)

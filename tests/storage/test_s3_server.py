@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from rude_server import RudeServer
 
 import storage.s3_upload as s3_upload
 from storage.breaker import Breaker
-from storage.errors import StorageUnavailable
+from storage.errors import ObjectMissing, StorageUnavailable
 from storage.kvstore import KVStore
 from storage.retry import Retry
 from storage.s3 import S3Store
@@ -130,6 +131,40 @@ def test_a_writer_that_is_killed_leaves_no_half_and_what_it_left_is_swept(s3_sto
         assert uploads(s3_store) == 0
     if multipart_from == 10 * MIB:
         assert left >= 1, "no writer was killed in the middle of an upload"
+
+
+RIVALS = """
+import os, sys
+from storage.s3 import S3Store
+store = S3Store("conformance", sys.argv[1], endpoint=sys.argv[2], access_key=sys.argv[3], secret_key=sys.argv[4])
+rivals = []
+for number in range(16):
+    rivals.append(os.fork())
+    if not rivals[-1]:
+        try:
+            for _ in range(3):
+                store.put("one", [bytes([number]) * 300_000])
+            os._exit(0)
+        finally:
+            os._exit(1)
+print([os.waitpid(rival, 0)[1] for rival in rivals], flush=True)
+"""
+
+
+def test_sixteen_processes_on_one_name_leave_one_complete_object(s3_store, s3_server):
+    keys = [s3_server.endpoint, s3_server.access_key, s3_server.secret_key]
+    command = [sys.executable, "-c", RIVALS, s3_store._prefix.rstrip("/"), *keys]
+    rivals = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    whole, seen = {bytes([number]) * 300_000 for number in range(16)}, 0
+    while rivals.poll() is None:
+        with contextlib.suppress(ObjectMissing, StorageUnavailable):  # it may change between two tries
+            assert read(s3_store, "one", 300_001) in whole
+            seen += 1
+    assert rivals.communicate()[0].strip() == str([0] * 16)
+    assert seen, "somebody read while they wrote"
+    assert read(s3_store, "one", 300_001) in whole
+    assert list(s3_store.list("")) == ["one"]
+    assert uploads(s3_store) == 0
 
 
 def test_a_server_that_is_killed_in_mid_read_is_a_miss_and_is_used_again(own_s3_server):

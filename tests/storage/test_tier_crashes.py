@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
 import sys
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from kv_samples import PROFILE, same
 from tier_kit import COPIES, ENVIRONMENT, KEYS, RECORDS, SIZE, always, bytes_on_disk, home_of
 
-from storage.folder import FolderStore
 from storage.kvstore import KVStore
+from storage.objects import open_store
 from storage.tiers.disk import DiskTier
-from storage.types import KVRecord, Miss
+from storage.types import KVRecord, Miss, ObjectStore
 
 # Does argv[2] to a disk tier that holds three copies and is full; the step number argv[3], counted over all calls to
 # the system, is the process's last. Runs the steps one after another in forked children: one import for all.
@@ -75,16 +78,17 @@ print(last)
 
 # Writes, reads, evicts and deletes with four threads until it is killed; says what it is about to do and has done.
 BUSY = """
-import random, sys, threading
+import json, random, sys, threading
 from kv_samples import PROFILE
 from pathlib import Path
 from tier_kit import KEYS, RECORDS, SIZE
-from storage.folder import FolderStore
 from storage.kvstore import KVStore
+from storage.objects import open_store
 from storage.tiers.disk import DiskTier
 
-root = Path(sys.argv[1])
-store = KVStore(FolderStore(root / "home"), memory_bytes=4 * SIZE, device_bytes=2 * SIZE, disk=DiskTier(root / "cache", 5 * SIZE))
+root, home = Path(sys.argv[1]), json.loads(sys.argv[3])
+disk = DiskTier(root / "cache", 5 * SIZE)
+store = KVStore(open_store(**home), memory_bytes=4 * SIZE, device_bytes=2 * SIZE, disk=disk)
 said = threading.Lock()
 
 def say(*words):
@@ -135,12 +139,25 @@ def test_a_disk_tier_killed_at_any_step_is_in_order_for_the_next_process(tmp_pat
         disk.close()
 
 
-def test_a_process_killed_while_it_does_everything_loses_nothing_acknowledged(tmp_path: Path) -> None:
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.services)])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Mapping[str, str]:
+    """What `open_store` makes an empty home of."""
+    if request.param == "folder":
+        return {"url": str(tmp_path / "home")}
+    server = request.getfixturevalue("s3_server")
+    keys = {"s3_access_key": server.access_key, "s3_secret_key": server.secret_key}
+    return {"url": f"s3://crashes/{uuid.uuid4().hex}", "s3_endpoint": server.endpoint, **keys}
+
+
+def test_a_process_killed_while_it_does_everything_loses_nothing_acknowledged(
+    tmp_path: Path, home: Mapping[str, str]
+) -> None:
     """Killed again and again over the same folders. `state`: what each key's last end was; None if it was cut off."""
+    objects = open_store(**home)
     state: dict[str, bool | None] = dict.fromkeys(KEYS, False)
     choice, ended = random.Random(5), 0
     for seed in range(3):
-        command = [sys.executable, "-c", BUSY, str(tmp_path), str(seed)]
+        command = [sys.executable, "-c", BUSY, str(tmp_path), str(seed), json.dumps(home)]
         busy = subprocess.Popen(command, text=True, env=ENVIRONMENT, stdout=subprocess.PIPE)
         assert busy.stdout is not None
         lines = [busy.stdout.readline() for _ in range(choice.randint(80, 160))]
@@ -150,18 +167,17 @@ def test_a_process_killed_while_it_does_everything_loses_nothing_acknowledged(tm
         for sign, key in (line.split() for line in lines if len(line.strip()) == 66):
             state[key] = None if sign == "?" else sign == "+"
             ended += sign != "?"
-        _check(tmp_path, state)
+        _check(tmp_path, objects, state)
     assert ended > 80
     assert set(state.values()) >= {True, False}
 
 
-def _check(root: Path, state: dict[str, bool | None]) -> None:
+def _check(root: Path, objects: ObjectStore, state: dict[str, bool | None]) -> None:
     disk = DiskTier(root / "cache", 5 * SIZE)
     assert disk.folder.name == "0"
     assert not list(disk.folder.rglob("*.writing"))
     assert disk.counters()["bytes"] == bytes_on_disk(disk.folder) <= 5 * SIZE
-    home = KVStore(FolderStore(root / "home"))
-    store = KVStore(FolderStore(root / "home"), disk=disk)
+    home, store = KVStore(objects), KVStore(objects, disk=disk)
     for each in RECORDS:
         found, there = home.get(each.key, PROFILE), state[each.key]
         assert found is Miss.ABSENT or same(found, each)

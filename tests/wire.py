@@ -1,8 +1,12 @@
-"""A stretch of wire on loopback between two sites: it can be cut, slowed, and made to flip a byte."""
+"""A stretch of wire on loopback between two sites: it can be cut, be long and thin, and be made to flip a byte.
+
+Not tc/netem: that wants root and a kernel module that few test machines have, and would slow down all else on the interface.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -12,7 +16,8 @@ PIECE = 1 << 16
 
 
 class Wire:
-    """Forwards TCP connections to `target`. Bytes from it are the answers."""
+    """Forwards TCP connections to `target`. Bytes from it are the answers. `rtt_s`: to there and back, beside what is sent;
+    `bytes_per_s`: of the answers of one connection; `delay_s`: before each piece."""
 
     def __init__(self, target: str) -> None:
         where = urlsplit(target)
@@ -21,7 +26,8 @@ class Wire:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
         self._cut = False
-        self.delay_s = 0.0
+        self.delay_s = self.rtt_s = 0.0
+        self.bytes_per_s: float | None = None
         self.flip_after: int | None = None  # answer bytes until one is flipped, once
         self.flipped = 0
         threading.Thread(target=self._accept, daemon=True).start()
@@ -77,14 +83,31 @@ class Wire:
         far.close()
 
     def _carry(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        under_way: queue.Queue[tuple[float, bytes]] = queue.Queue(maxsize=64)
+        far = threading.Thread(target=self._arrive, args=(under_way, sink, answers), daemon=True)
+        far.start()
         with contextlib.suppress(OSError):
             while data := source.recv(PIECE):
                 if self.delay_s:
                     time.sleep(self.delay_s)
-                sink.sendall(self._spoilt(data) if answers else data)
+                under_way.put((time.monotonic() + self.rtt_s / 2, data))
+        under_way.put((0.0, b""))
+        far.join()
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def _arrive(self, under_way: queue.Queue[tuple[float, bytes]], sink: socket.socket, answers: bool) -> None:
+        """What was sent, half a round trip later; what a cut meets on its way is lost."""
+        while (piece := under_way.get())[1]:
+            time.sleep(max(0.0, piece[0] - time.monotonic()))
+            data = self._spoilt(piece[1]) if answers else piece[1]
+            step = max(1, int(self.bytes_per_s / 50)) if answers and self.bytes_per_s else len(data)
+            with contextlib.suppress(OSError):
+                for at in range(0, len(data), step):
+                    sink.sendall(data[at : at + step])
+                    if step < len(data):
+                        time.sleep(0.02)
 
     def _spoilt(self, data: bytes) -> bytes:
         with self._lock:
