@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from precompute.reader import Reader
 from serving.engine.rates import Rates
 from storage.kvstore import KVStore
-from storage.types import KVRecord, Miss, RetrievedChunk, under
+from storage.types import KVRecord, Miss, RetrievedChunk
 
 if TYPE_CHECKING:
     from serving.engine.torch_engine import TorchGeneration
@@ -73,7 +73,7 @@ class Fetcher:
         for codec in dict.fromkeys(keys.values()):  # a rule may have chosen another for some
             some = [key for key, own in keys.items() if own == codec]
             left = begun + DEADLINE_S - time.monotonic()
-            records |= self._kv.get_many(some, under(self._reader.profile, codec), left, arrivals.land)
+            records |= self._kv.get_many(some, self._reader.stored_as(codec), left, arrivals.land)
         self._note_rate([c for c in chunks if arrivals.tiers.get(c.kv_key or "") not in IN_MEMORY], records, begun)
         generation.reasons.update((key, self._on_miss(key, m)) for key, m in records.items() if isinstance(m, Miss))
         arrivals.end(records)

@@ -21,7 +21,8 @@ _MAGIC = b"PRBASIS1"
 MAX_BYTES = 1 << 30
 ONES = 3  # rows of the mean: as many bf16 numbers hold all digits of an fp32
 _ROWS = 16
-_BF16_PRODUCTS = bool(getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16"))
+_CAPABILITIES: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+_BF16_PRODUCTS = bool(_CAPABILITIES.get("avx512_bf16"))
 SLACK = 0.01  # of a step: what rounding in the encoder's own arithmetic may add
 
 

@@ -29,6 +29,7 @@ from storage.codecs.packing import pack, packed_length, spans, unpack
 from storage.codecs.zstd import Packer, Unpacker
 
 PREFIX = "transform:"
+TRANSFORMS = ("transform", "transform8")  # as settings and rules name them: the basis is the one that the store has for the model
 _LOSSLESS, _CODED = 0, 1
 _HEAD = struct.Struct("<4H4I")
 _CLASSES = ((16, 256), (8, 128), (4, 8), (2, 2))  # bits of an integer, and what is added to it so that it is not negative
