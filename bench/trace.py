@@ -51,7 +51,7 @@ class LRU:
 RULES: Mapping[str, Callable[[], Eviction]] = MappingProxyType({"gdsf": GDSF, "lru": LRU})
 
 
-def run(*, chunks: int, requests: int, seed: int, out: Path | None = None) -> dict[str, Any]:
+def run(*, chunks: int, requests: int, seed: int = 0, out: Path | None = None) -> dict[str, Any]:
     """Replay the traces and print the table; the record is also written to `out`."""
     rows = replay(chunks, requests, seed)
     record = {"chunks": chunks, "requests": requests, "seed": seed, "skew": SKEW, "rows": rows}
