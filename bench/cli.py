@@ -104,7 +104,7 @@ def storage(
     device: Device = "cpu",
     dtype: Dtype = "bfloat16",
 ) -> None:
-    """Codecs: bytes, answers after blending, and speed of encoding and decoding."""
+    """Codecs: bytes, answers after blending, speed of encoding and decoding; the cost of encryption; eviction beside LRU."""
     from bench.storage import run
 
     run(

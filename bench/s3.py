@@ -1,7 +1,8 @@
-"""Reading objects from S3: our store beside a plain parallel download of the same objects, with and without encryption.
+"""Reading objects, plain and encrypted, from S3: our store beside a plain parallel download of the same objects.
 
 The ceiling is what http.client gives with URLs signed beforehand, each object one GET straight into memory that is there
-already. Rounds go through all clients in turn, so that what else the machine does meets each of them alike.
+already. Rounds go through all clients in turn, so that what else the machine does meets each of them alike. `measure`
+needs no server: `bench storage` uses it on a folder.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Read = Callable[[str, memoryview], None]
 
 
 @dataclass(frozen=True)
-class _Client:
+class Client:
     name: str
     read: Read
     names: Sequence[str]
@@ -55,7 +56,7 @@ def run(*, sizes: Sequence[int], readers: int, rounds: int, out: Path | None) ->
         store.delete_many(list(store.list(folder)))
     record = {"benchmark": "s3", "readers": readers, "rounds": rounds, "results": rows}
     write_record(record, out)
-    _print(rows)
+    console().print(reading_table(rows, "reading from S3"))
     return record
 
 
@@ -69,6 +70,28 @@ def _open(settings: Settings) -> ObjectStore:
 def _measure(
     settings: Settings, store: ObjectStore, folder: str, size: int, readers: int, rounds: int
 ) -> list[dict[str, Any]]:
+    client, idle = _boto3(settings), list[http.client.HTTPConnection]()
+
+    def others(names: Sequence[str]) -> list[Client]:
+        return [
+            Client("plain download", _plain(settings, client, names, idle), names),
+            Client("boto3 get_object", _get_object(settings, client), names),
+            Client("store, size known", _from(store), names),
+        ]
+
+    try:
+        return measure(store, folder, size, readers, rounds, others)
+    finally:
+        for connection in (client, *idle):
+            connection.close()
+
+
+def measure(
+    store: ObjectStore, folder: str, size: int, readers: int, rounds: int,
+    others: Callable[[Sequence[str]], list[Client]] = lambda names: [],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each way to read objects of `size` MiB, which stay under `folder`: `others`, then the store as stored KV is
+    read, plain and encrypted. Ratios are to the first of them."""
     sealed = SealedStore(store, [secrets.token_bytes(32)], owner=lambda name: "bench")
     count = max(1, TOTAL // (size * MIB))
     plain_names = [f"{folder}/{size}/plain/{number}" for number in range(count)]
@@ -77,14 +100,10 @@ def _measure(
     for plain_name, sealed_name in zip(plain_names, sealed_names, strict=True):
         store.put(plain_name, [data])
         sealed.put(sealed_name, [data])
-    client = _boto3(settings)
-    idle: list[http.client.HTTPConnection] = []
     clients = [
-        _Client("plain download", _plain(settings, client, plain_names, idle), plain_names),
-        _Client("boto3 get_object", _get_object(settings, client), plain_names),
-        _Client("store", _from(store), plain_names),
-        _Client("store, size unknown", _whole(store), plain_names),
-        _Client("store, encrypted", _whole(sealed), sealed_names),
+        *others(plain_names),
+        Client("store", _whole(store), plain_names),
+        Client("store, encrypted", _whole(sealed), sealed_names),
     ]
     buffers = [memoryview(bytearray(size * MIB)) for _ in range(count)]
     taken: dict[str, list[tuple[float, float]]] = {each.name: [] for each in clients}
@@ -94,14 +113,12 @@ def _measure(
                 cost = _timed(each, buffers, pool)
                 if turn:  # the first warms connections and the server's page cache
                     taken[each.name].append(cost)
-    for connection in (client, *idle):
-        connection.close()
     if any(buffer != data for buffer in buffers):
         raise RuntimeError("what was read is not what was written")
-    return [_row(name, size, costs, taken["plain download"]) for name, costs in taken.items()]
+    return [_row(name, size, costs, taken[clients[0].name]) for name, costs in taken.items()]
 
 
-def _timed(client: _Client, buffers: Sequence[memoryview], pool: ThreadPoolExecutor) -> tuple[float, float]:
+def _timed(client: Client, buffers: Sequence[memoryview], pool: ThreadPoolExecutor) -> tuple[float, float]:
     """Seconds, and this process's CPU seconds, for one read of all objects."""
     wall, cpu = time.perf_counter(), time.process_time()
     list(pool.map(client.read, client.names, buffers))
@@ -117,7 +134,7 @@ def _row(
         "object_mib": size,
         "mb_per_s": round(statistics.median(read / wall for wall, _ in costs) / 1e6, 1),
         "cpu_s_per_gb": round(statistics.median(cpu for _, cpu in costs) / (read / 1e9), 3),
-        "of_plain": round(statistics.median(p[0] / c[0] for p, c in zip(plain, costs, strict=True)), 3),
+        "of_first": round(statistics.median(p[0] / c[0] for p, c in zip(plain, costs, strict=True)), 3),
     }
 
 
@@ -184,10 +201,10 @@ def _plain(
     return read
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title=f"reading from S3, {os.cpu_count()} cores")
-    for head in ("client", "object MiB", "MB/s", "CPU s/GB", "of plain"):
+def reading_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    table = Table(title=f"{title}, {os.cpu_count()} cores")
+    for head in ("client", "object MiB", "MB/s", "CPU s/GB", "of the first"):
         table.add_column(head, justify="left" if head == "client" else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))
-    console().print(table)
+    return table

@@ -1,4 +1,5 @@
-"""`preread bench storage`: what each codec costs in answers, bytes and time.
+"""`preread bench storage`: what each codec costs in answers, bytes and time, what encryption costs, and what the tiers'
+eviction keeps beside LRU. All of it offline, in the workdir.
 
 Quality is judged after blending: each example's chunks are compiled once, stored by every codec, read back, and blended
 as the product does (`default`); KL to full prefill and NLL of the answer are compared with those of the codec `raw` on
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,8 @@ from rich.table import Table
 from bench.blend import Bench
 from bench.harness import Example, console, drive, load_examples, load_reader, write_record
 from bench.questions import own_examples
+from bench.s3 import measure, reading_table
+from bench.trace import eviction_table, replay
 from precompute.calibration import STEPS, basis_codec
 from precompute.reader import Reader
 from serving.blend.assembly import assemble
@@ -34,6 +38,8 @@ from storage.folder import FolderStore
 from storage.format import encode
 from storage.keys import kv_key
 from storage.types import CODEC_NAMES, KVRecord
+
+OBJECT_MIB = 4  # about 180 tokens of the embedded model's KV, raw
 
 
 @dataclass
@@ -61,9 +67,19 @@ def run(
         record = _run(load_reader(model, workdir, device=device, dtype=dtype), data, limit, max_tokens, workdir, names, progress)
     finally:
         torch.set_num_threads(threads)
+    record |= {"encryption": _encryption(workdir), "eviction": replay()}
     _print(record)
     write_record(record, out)
     return record
+
+
+def _encryption(workdir: Path) -> list[dict[str, Any]]:
+    """Reading objects of a usual size from a folder, plain and sealed with AES-GCM."""
+    store, folder = FolderStore(workdir / "storage"), f"bench/{uuid.uuid4().hex}"
+    try:
+        return measure(store, folder, OBJECT_MIB, readers=1, rounds=5)
+    finally:
+        store.delete_many(list(store.list(folder)))
 
 
 def _run(
@@ -168,3 +184,5 @@ def _print(record: dict[str, Any]) -> None:
             f"{m['encode_gb_s']:.2f}", f"{m['decode_gb_s']:.2f}",
         )  # fmt: skip
     console().print(table)
+    console().print(reading_table(record["encryption"], "encryption on the client: reading from a folder"))
+    console().print(eviction_table(record["eviction"]))

@@ -51,7 +51,16 @@ class LRU:
 RULES: Mapping[str, Callable[[], Eviction]] = MappingProxyType({"gdsf": GDSF, "lru": LRU})
 
 
-def run(*, chunks: int = 2000, requests: int = 30_000, seed: int = 0, out: Path | None = None) -> dict[str, Any]:
+def run(*, chunks: int, requests: int, seed: int = 0, out: Path | None = None) -> dict[str, Any]:
+    """Replay the traces and print the table; the record is also written to `out`."""
+    rows = replay(chunks, requests, seed)
+    record = {"chunks": chunks, "requests": requests, "seed": seed, "skew": SKEW, "rows": rows}
+    write_record(record, out)
+    console().print(eviction_table(rows))
+    return record
+
+
+def replay(chunks: int = 2000, requests: int = 30_000, seed: int = 0) -> list[dict[str, Any]]:
     """Hit ratio, and the share of recompute cost (tokens of prefill) that was saved, by trace, size and rule.
 
     Traces: `zipf`, questions about `chunks` chunks; `scan`, in the middle of the questions three times as many other
@@ -76,10 +85,7 @@ def run(*, chunks: int = 2000, requests: int = 30_000, seed: int = 0, out: Path 
         ledger = Ledger(int(share * sizes[:chunks].sum()), RULES[rule]())
         hits, saved = _replay(trace, sizes.tolist(), tokens.tolist(), ledger)
         rows.append({"trace": name, "share": share, "rule": rule, "hit_ratio": hits, "saved_cost": saved})
-    record = {"chunks": chunks, "requests": requests, "seed": seed, "skew": SKEW, "rows": rows}
-    write_record(record, out)
-    console().print(_table(rows))
-    return record
+    return rows
 
 
 def _replay(trace: Trace, sizes: Sequence[int], costs: Sequence[int], ledger: Ledger) -> tuple[float, float]:
@@ -100,7 +106,7 @@ def _replay(trace: Trace, sizes: Sequence[int], costs: Sequence[int], ledger: Le
     return round(hits / asked, 4), round(saved / cost, 4)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def eviction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Hit ratio / recompute cost saved, by tier size as a share of what is asked for")
     for column in ("trace", "size", *RULES):
         table.add_column(column)

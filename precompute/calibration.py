@@ -10,6 +10,7 @@ the head's width. V's step is a share of its layer's deviation.
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from dataclasses import replace
 from types import MappingProxyType
@@ -33,12 +34,20 @@ VERSION = 1  # of how a basis is made: another one makes another basis, which a 
 
 
 def use_codec(reader: Reader, name: str, shelf: CodecShelf) -> None:
-    """Let what `reader` compiles be stored by the codec of this name, one of CODEC_NAMES. Raises StorageUnavailable."""
+    """Let what `reader` compiles be stored by the codec of this name, one of CODEC_NAMES, and by the others where it is
+    asked for them. A basis is made when it is first asked for. Raises StorageUnavailable."""
     if reader.full_prefill_reason:
         return
-    if name in STEPS:
-        name = basis_codec(reader, shelf, name).name
-    reader.profile = replace(reader.profile, codec=name)
+    known, looking = {}, threading.Lock()
+
+    def named(codec: str) -> str:
+        with looking:
+            if codec not in known:
+                known[codec] = basis_codec(reader, shelf, codec).name if codec in STEPS else codec
+            return known[codec]
+
+    reader.codec_named = named
+    reader.profile = reader.stored_as(name)
 
 
 def basis_codec(reader: Reader, shelf: CodecShelf, name: str) -> Transform:

@@ -20,9 +20,10 @@ from precompute.types import AskElsewhere, Compiler, Elsewhere, RecordStore, now
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
 from storage.codecs import CODECS
+from storage.codecs.transform import TRANSFORMS
 from storage.conditioning import KVKeys, Reading
 from storage.errors import Overloaded, StorageUnavailable
-from storage.types import KVRecord, under
+from storage.types import KVRecord
 
 log = structlog.get_logger()
 RETRY_DELAY = 5.0  # seconds until rows are tried again whose store did not answer
@@ -190,7 +191,7 @@ class KVQueue:
         found: dict[str, _Reading] = {}
         for row in batch.rows:
             possible = [(row.token_ids,), (*row.before, row.token_ids)]
-            for codec in (None, *CODECS):  # what a rule chose stands in the key alone
+            for codec in (None, *CODECS, *TRANSFORMS):  # what a rule chose stands in the key alone
                 keys = self._kv_keys(possible, row.sharing_group, codec)
                 if row.key in keys:
                     found[row.key] = _Reading(possible[keys.index(row.key)], codec)
@@ -233,7 +234,7 @@ class KVQueue:
         blamed = list(computed.failed)
         by_key = {row.key: row for row in computed.batch.rows}
         for key, kv in computed.tensors.items():
-            profile = under(self._reader.profile, computed.codecs[key])
+            profile = self._reader.stored_as(computed.codecs[key])
             record = KVRecord(key, profile, by_key[key].token_ids, kv.cpu())
             try:
                 written[key] = self._store.put(record)

@@ -6,7 +6,8 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Reader:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.stop_ids = frozenset(_end_tokens(self.model.generation_config.eos_token_id, self.tokenizer))
         self.prefill_tokens_per_s: float | None = None  # a moving average, over pieces of prefill
+        self.codec_named: Callable[[str], str] = str  # as a profile has it; see calibration.use_codec
         self._lock = threading.Lock()
         self._prefix: torch.Tensor | None = None
         self._frame: torch.Tensor | None = None
@@ -98,6 +100,11 @@ class Reader:
             frame=self.format.frame_hash, conditioning=f"filler:{filler}:{digest}", codec=codec, dtype=dtype,
             layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim,
         )  # fmt: skip
+
+    def stored_as(self, codec: str | None) -> KVProfile:
+        """The profile of KV that a rule has stored with another codec, one of CODEC_NAMES; None: with the reader's own.
+        Raises StorageUnavailable where its basis cannot be had."""
+        return self.profile if codec is None else replace(self.profile, codec=self.codec_named(codec))
 
     def fits(self, reading: Reading) -> bool:
         """Whether it can be read behind frame and filler within the model's context."""

@@ -18,6 +18,10 @@ class Compiler(Protocol):
     @property
     def profile(self) -> KVProfile: ...
 
+    def stored_as(self, codec: str | None) -> KVProfile:
+        """The profile of KV stored with a codec of CODEC_NAMES; None: the reader's own. Raises StorageUnavailable."""
+        ...
+
     def compile_readings(self, batch: Sequence[Reading]) -> list[torch.Tensor]:
         """The KV of each reading's last chunk: [layers, 2, kv_heads, tokens, head_dim] in the profile's dtype, K before
         RoPE."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from serving.settings import load_settings
 from storage.errors import UserError
 from storage.policy.file import read_policy
 from storage.policy.rules import Rates
+
+if TYPE_CHECKING:
+    from storage.codecs import Codec
 
 SAMPLE_TOKENS = 256
 
@@ -59,16 +62,32 @@ def _rates(file: Path | None) -> Rates:
 
 def codec_ratio(name: str, shape: Shape) -> float:
     """Stored bytes of a byte of KV, found by encoding one layer of normally distributed numbers. Exact for a codec whose size
-    does not depend on the numbers. Raises UserError."""
+    does not depend on the numbers. Of a transform codec, whose basis only the model itself can tell, a bound more than an
+    estimate: K, whose basis saves the most, is taken to cost as much as V. Raises UserError."""
     import torch
 
     from storage.codecs import CODECS
+    from storage.types import CODEC_NAMES
 
-    if name not in CODECS:
-        raise UserError(f"there is no codec {name!r}: use {', '.join(CODECS)}")
+    if name not in CODEC_NAMES:
+        raise UserError(f"there is no codec {name!r}: use {', '.join(CODEC_NAMES)}")
+    codec: Codec = CODECS[name] if name in CODECS else _flat(name, shape)
     generator = torch.Generator().manual_seed(0)
     layer = torch.randn(2, shape.kv_heads, SAMPLE_TOKENS, shape.head_dim, generator=generator).to(torch.bfloat16)
-    return len(CODECS[name].encode(layer)) / layer.nbytes
+    return len(codec.encode(layer)) / layer.nbytes
+
+
+def _flat(name: str, shape: Shape) -> Codec:
+    """The transform codec for KV of which no direction is stronger than another."""
+    import torch
+
+    from precompute.calibration import STEPS
+    from storage.codecs.basis import Basis
+    from storage.codecs.transform import Transform
+
+    step, heads, width = STEPS[name][1], shape.kv_heads, shape.head_dim
+    matrices = (step * torch.eye(width)).expand(1, heads, width, width).to(torch.bfloat16).contiguous()
+    return Transform(Basis(torch.zeros(1, 2, heads, width), torch.tensor([step]), matrices))
 
 
 def _shown(told: dict[str, Any]) -> str:

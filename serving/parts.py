@@ -36,7 +36,7 @@ from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
 from storage.tier_control import ChainControl, TierControl
 from storage.tiers.disk import DiskTier, empty_abandoned
-from storage.types import Chunk, KVProfile, Miss, ObjectStore, ParsedDocument, TextEmbedder, under
+from storage.types import Chunk, KVProfile, Miss, ObjectStore, ParsedDocument, TextEmbedder
 
 if TYPE_CHECKING:
     from ingest.pipeline import Pipeline
@@ -204,7 +204,7 @@ class Wiring:
             codecs = codecs_of(session, keys)
         found: dict[KVProfile, list[str]] = {}
         for key in keys:
-            found.setdefault(under(self.reader.profile, codecs.get(key)), []).append(key)
+            found.setdefault(self.reader.stored_as(codecs.get(key)), []).append(key)
         return found
 
     @cached_property
@@ -323,7 +323,7 @@ class Wiring:
         secret = self.parent.group_secret(self.secret, group) if self.parent else group_secret(self.secret, group)
         # A window that the model's context has no room for is not read as a window.
         fitting = [read if self.reader.fits(read) else read[-1:] for read in batch]
-        profile = under(self.reader.profile, codec)
+        profile = self.reader.stored_as(codec)
         return [kv_key(profile, read[-1], group, secret, read[:-1]) for read in fitting]
 
     # --- bells ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
@@ -128,11 +128,6 @@ class KVProfile:
     head_dim: int
     layout: str = LAYOUT
     adapter: str = ""
-
-
-def under(profile: KVProfile, codec: str | None) -> KVProfile:
-    """The profile of KV that is stored with another codec; None: with its own."""
-    return profile if codec is None else replace(profile, codec=codec)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from precompute.reader import Reader
 from serving.engine.rates import Rates
 from storage.kvstore import KVStore
 from storage.tiers.flights import Found
-from storage.types import KVRecord, Miss, RetrievedChunk, under
+from storage.types import KVRecord, Miss, RetrievedChunk
 
 if TYPE_CHECKING:
     from serving.engine.torch_engine import TorchGeneration
@@ -84,7 +84,7 @@ class Fetcher:
         for codec in dict.fromkeys(keys.values()):  # a rule may have chosen another for some
             some = [key for key, own in keys.items() if own == codec]
             left = begun + DEADLINE_S - time.monotonic()
-            records |= self._kv.get_many(some, under(self._reader.profile, codec), left, landed)
+            records |= self._kv.get_many(some, self._reader.stored_as(codec), left, landed)
         self._note_rate([c for c in chunks if arrivals.tiers.get(c.kv_key or "") not in IN_MEMORY], records, begun)
         for key, outcome in records.items():
             if isinstance(outcome, Miss) and key not in explained:

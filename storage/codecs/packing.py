@@ -1,17 +1,24 @@
-"""Small unsigned integers, two or four to a byte, and back by table: a byte becomes its numbers in one look-up.
+"""Small unsigned integers, two or four to a byte, and back by shifts of whole arrays.
 
 Integers of 16 bits lie in two planes, low bytes first: the high ones are nearly all alike, and an entropy coder drops them.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+AT_ONCE = 1 << 19  # elements of K or V: what a call costs in itself is then little beside its work
+
+
+def spans(layers: int, elements: int) -> Iterator[slice]:
+    """Layers to decode together, for `elements` of K in each: what a call costs is much to a short chunk's layer."""
+    step = max(1, AT_ONCE // max(1, elements))
+    return (slice(start, min(start + step, layers)) for start in range(0, layers, step))
 
 
 def packed_length(count: int, bits: int) -> int:
@@ -30,20 +37,23 @@ def pack(values: npt.NDArray[np.unsignedinteger[Any]], bits: int) -> Bytes:
     return packed
 
 
-def unpack(data: Bytes, bits: int, subtract: int, out: npt.NDArray[np.float32]) -> None:
-    """The inverse of `pack`, less `subtract`: fills `out` [count], contiguous, from packed_length(count, bits) bytes."""
-    if bits >= 8:
-        np.subtract(data if bits == 8 else data.reshape(2, -1).T.copy().view("<u2")[:, 0], np.float32(subtract), out=out)
+def unpack(data: Bytes, bits: int, out: npt.NDArray[Any]) -> None:
+    """The inverse of `pack`, along the last axis: fills `out` [..., count], of a type that holds the numbers, from `data`
+    [..., packed_length(count, bits)]."""
+    if bits == 16:
+        low, high = np.split(data, 2, axis=-1)
+        np.multiply(high, 256, out=out, dtype=out.dtype)
+        out += low
         return
-    table, each = _table(bits, subtract), 8 // bits
-    whole = len(out) // each
-    np.take(table, data[:whole], out=out[: whole * each].view(table.dtype), mode="clip")
-    if whole < len(data):
-        out[whole * each :] = table[data[-1:]].view(np.float32)[: len(out) - whole * each]
+    for half in (4, 2):
+        if bits <= half:
+            data = _halves(data, half)
+    np.copyto(out, data[..., : out.shape[-1]])
 
 
-@cache
-def _table(bits: int, subtract: int) -> npt.NDArray[Any]:
-    """What each byte holds: [256], an element as wide as the fp32 of all the numbers in a byte."""
-    numbers = (np.arange(256)[:, None] >> np.arange(0, 8, bits)) % (1 << bits) - subtract
-    return numbers.astype(np.float32).view(np.complex64 if bits == 4 else np.complex128)[:, 0]
+def _halves(data: Bytes, bits: int) -> Bytes:
+    """Each number of twice as many bits as two bytes, the lower `bits` of it first."""
+    spread = data.astype("<u2")
+    spread |= spread << (8 - bits)
+    spread &= 0x101 * ((1 << bits) - 1)
+    return spread.view(np.uint8)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from storage.codecs.packing import pack, packed_length, unpack
+from storage.codecs.packing import pack, packed_length, spans, unpack
 
 LARGEST = 1e38  # beyond it a step times its integers could leave the range of fp32
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -54,28 +54,32 @@ class Quantised:
         layer_shape: tuple[int, int, int, int],
         first: int = 0,
     ) -> torch.Tensor:
-        """See Codec. In fp32, rounded once; a layer's K or V at a time, which stays in the processor's cache."""
+        """See Codec. In fp32, rounded once; as many layers at a time as the processor's cache holds."""
+        _, heads, tokens, width = layer_shape
+        count, steps = heads * tokens * width, 2 * (2 * heads * width + heads * tokens)
+        if any(section.numel() != steps + 2 * packed_length(count, self.bits) for section in sections):
+            raise ValueError("a section is not as long as its layer")
         out = torch.empty((len(sections), *layer_shape), dtype=dtype)
-        for section, layer in zip(sections, out, strict=True):
-            self._read(section, layer)
+        for span in spans(len(sections), count):
+            self._read(torch.stack(list(sections[span])), steps, out[span])
         return out
 
-    def _read(self, section: torch.Tensor, out: torch.Tensor) -> None:
-        _, heads, tokens, width = out.shape
-        count, channels = heads * tokens * width, heads * width
-        head, length = 2 * (2 * channels + heads * tokens), packed_length(count, self.bits)
-        if section.numel() != head + 2 * length:
-            raise ValueError("a section is not as long as its layer")
-        # Cloned: an odd number of bytes before it would leave bf16 elements unaligned.
-        steps = section[:head].clone().view(torch.bfloat16).float()
-        offset, step, scale = torch.split(steps, [channels, channels, heads * tokens])
-        k, v = section[head:].numpy().reshape(2, length)
-        x = torch.empty((heads, tokens, width))
-        numbers = x.view(-1).numpy()
-        unpack(k, self.bits, 0, numbers)
-        out[0] = x.mul_(step.view(heads, 1, width)).add_(offset.view(heads, 1, width))
-        unpack(v, self.bits, self.middle, numbers)
-        out[1] = x.mul_(scale.view(heads, tokens, 1))
+    def _read(self, data: torch.Tensor, head: int, out: torch.Tensor) -> None:
+        """Fills `out` [layers, *layer_shape] from sections [layers, bytes], whose first `head` bytes are steps."""
+        layers, _, heads, tokens, width = out.shape
+        channels = heads * width
+        # Cloned: an odd number of bytes in a section would leave bf16 elements unaligned.
+        steps = data[:, :head].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
+        offset, step, scale = torch.split(steps, [channels, channels, heads * tokens], 1)
+        k, v = np.split(data[:, head:].numpy(), 2, axis=1)
+        x = torch.empty((layers, heads, tokens, width))
+        numbers = x.view(layers, -1).numpy()
+        unpack(k, self.bits, numbers)
+        offset, step = (part.reshape(layers, heads, 1, width) for part in (offset, step))
+        out[:, 0] = torch.addcmul(offset, x, step, out=x)
+        unpack(v, self.bits, numbers)
+        scale = scale.reshape(layers, heads, tokens, 1)
+        out[:, 1] = torch.addcmul(scale * -self.middle, x, scale, out=x)
 
     @property
     def top(self) -> int:

@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from storage.codecs.basis import Basis
+from storage.codecs.basis import ONES, Basis
 from storage.codecs.lossless import Lossless
-from storage.codecs.packing import pack, packed_length, unpack
+from storage.codecs.packing import pack, packed_length, spans, unpack
 from storage.codecs.zstd import Packer, Unpacker
 
 PREFIX = "transform:"
+TRANSFORMS = ("transform", "transform8")  # as settings and rules name them: the basis is the one that the store has for the model
 _LOSSLESS, _CODED = 0, 1
 _HEAD = struct.Struct("<4H4I")
 _CLASSES = ((16, 256), (8, 128), (4, 8), (2, 2))  # bits of an integer, and what is added to it so that it is not negative
@@ -73,10 +74,11 @@ class Transform:
         first: int = 0,
     ) -> torch.Tensor:
         """See Codec."""
-        out, unpacker = torch.empty((len(sections), *layer_shape), dtype=dtype), Unpacker()
-        for number, (section, layer) in enumerate(zip(sections, out, strict=True), first):
+        for number in range(first, first + len(sections)):
             self._check(number, layer_shape)
-            self._read(unpacker, section, number, layer)
+        out, unpacker = torch.empty((len(sections), *layer_shape), dtype=dtype), Unpacker()
+        for span in spans(len(sections), math.prod(layer_shape[1:])):
+            self._read(unpacker, sections[span], first + span.start, out[span])
         return out
 
     def _check(self, number: int, shape: Sequence[int]) -> None:
@@ -84,16 +86,26 @@ class Transform:
         if number >= layers or (shape[1], shape[3]) != (heads, width):
             raise ValueError("the basis is one of another model")
 
-    def _read(self, unpacker: Unpacker, section: torch.Tensor, number: int, out: torch.Tensor) -> None:
-        data = section.numpy().data
-        if data[0] == _LOSSLESS:
-            out.copy_(Lossless().decode([section[1:]], out.dtype, tuple(out.shape))[0])  # type: ignore[arg-type]
-            return
-        if data[0] != _CODED:
-            raise ValueError("a section of no known kind")
-        x, rest = _unpack_k(unpacker, data[1:], out.shape[1:])
-        self.basis.expand_k(x, number, out[0])
-        self.basis.expand_v(_unpack_v(unpacker, rest, out.shape[1:]), number, out[1])
+    def _read(self, unpacker: Unpacker, sections: Sequence[torch.Tensor], first: int, out: torch.Tensor) -> None:
+        """Fills `out` [layers, *layer_shape]."""
+        layers, _, heads, tokens, width = out.shape
+        k = np.empty((layers, ONES + width, _columns(heads * tokens)), np.int16)
+        k[:, :ONES] = 1
+        v = np.zeros((layers, heads * tokens * width), np.float32)
+        added, kept = [0] * layers, []
+        for number, section in enumerate(sections):
+            data = section.numpy().data
+            if data[0] == _CODED:
+                rest = _unpack_k(unpacker, data[1:], k[number, ONES:])
+                added[number] = _unpack_v(unpacker, rest, v[number])
+            elif data[0] == _LOSSLESS:
+                kept.append(number)
+            else:
+                raise ValueError("a section of no known kind")
+        self.basis.expand_k(k[..., : heads * tokens].reshape(layers, -1, heads, tokens), first, out[:, 0])
+        self.basis.expand_v(torch.from_numpy(v).view(layers, heads, tokens, width), torch.tensor(added), first, out[:, 1])
+        for number in kept:
+            out[number] = Lossless().decode([sections[number][1:]], out.dtype, tuple(out.shape[1:]))[0]  # type: ignore[arg-type]
 
 
 def _pack_v(packer: Packer, integers: npt.NDArray[np.int16]) -> bytes:
@@ -103,15 +115,14 @@ def _pack_v(packer: Packer, integers: npt.NDArray[np.int16]) -> bytes:
     return bytes([bits]) + packer.pack(pack((integers.reshape(-1) + added).astype(np.uint16), bits).data)
 
 
-def _unpack_v(unpacker: Unpacker, data: memoryview, shape: Sequence[int]) -> torch.Tensor:
-    """The integers as fp32 [kv_heads, tokens, head_dim]."""
+def _unpack_v(unpacker: Unpacker, data: memoryview, out: npt.NDArray[np.float32]) -> int:
+    """Fills `out` [kv_heads * tokens * head_dim] and says what was added to its integers."""
     bits = data[0] if len(data) else 0
     added = dict(_CLASSES).get(bits)
     if added is None:
         raise ValueError("a section is cut, or its V of no known kind")
-    x = np.empty(shape, np.float32)
-    unpack(unpacker.unpack(data[1:], packed_length(x.size, bits)), bits, added, x.reshape(-1))
-    return torch.from_numpy(x)
+    unpack(unpacker.unpack(data[1:], packed_length(out.size, bits)), bits, out)
+    return added
 
 
 def _pack_k(packer: Packer, integers: npt.NDArray[np.int16]) -> bytes:
@@ -130,28 +141,26 @@ def _pack_k(packer: Packer, integers: npt.NDArray[np.int16]) -> bytes:
     return _HEAD.pack(*counts, *map(len, frames)) + b"".join(frames)
 
 
-def _unpack_k(unpacker: Unpacker, data: memoryview, shape: Sequence[int]) -> tuple[torch.Tensor, memoryview]:
-    """The integers as fp32 [1 + components, kv_heads, tokens], the first row being 1, and the bytes behind the frames."""
-    heads, tokens, width = shape
+def _unpack_k(unpacker: Unpacker, data: memoryview, out: npt.NDArray[np.int16]) -> memoryview:
+    """Fills `out` [head_dim, columns] with the integers; the bytes behind the frames."""
     if len(data) < _HEAD.size:
         raise ValueError("a section is cut")
     fields = _HEAD.unpack_from(data)
     counts, lengths = fields[:4], fields[4:]
-    if sum(counts) > width or _HEAD.size + sum(lengths) > len(data):
+    if sum(counts) > len(out) or _HEAD.size + sum(lengths) > len(data):
         raise ValueError("a section has too many components, or is cut")
-    columns = _columns(heads * tokens)
-    x = np.empty((1 + sum(counts), columns), np.float32)
-    x[0] = 1
-    row, at = 1, _HEAD.size
+    row, at = 0, _HEAD.size
     for (bits, added), rows, length in zip(_CLASSES, counts, lengths, strict=True):
         frame, at = data[at : at + length], at + length
         if rows:
-            packed = unpacker.unpack(frame, packed_length(rows * columns, bits))
-            unpack(packed, bits, added, x[row : row + rows].reshape(-1))
+            numbers = out[row : row + rows].reshape(-1)
+            unpack(unpacker.unpack(frame, packed_length(numbers.size, bits)), bits, numbers)
+            numbers -= added
         elif length:
             raise ValueError("a frame of no component")
         row += rows
-    return torch.from_numpy(x).as_strided((len(x), heads, tokens), (columns, tokens, 1)), data[at:]
+    out[row:] = 0
+    return data[at:]
 
 
 def _columns(vectors: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from storage.codecs import CODECS
+from storage.codecs.transform import TRANSFORMS
 from storage.cron import next_due
 from storage.errors import UserError
 from storage.policy.rules import Hits, Hook, Match, Policy, Rates, Rule, Span
@@ -160,11 +161,11 @@ class _Parser:
 
     def codec(self, item: Item, name: str) -> str | None:
         if not isinstance(item.value, dict):
-            return self.choice(item, name, tuple(CODECS))
+            return self.choice(item, name, (*CODECS, *TRANSFORMS))
         for tier in item.value.keys() - {"object"}:
             why = "what lies in a tier are the bytes of the stored object"
             self.wrong(item.value[tier], f"{name} by tier is chosen for 'object' only, not {tier!r}: {why}")
-        return self.choice(item.value["object"], name, tuple(CODECS)) if "object" in item.value else None
+        return self.choice(item.value["object"], name, (*CODECS, *TRANSFORMS)) if "object" in item.value else None
 
     def sites(self, item: Item, name: str) -> tuple[str, ...]:
         names = self.texts(item, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from bench.cli import app
 from bench.harness import exact, f1, trim
 from bench.peers import Absent
 from bench.questions import own_examples
+from bench.trace import replay
 from precompute.reader import Reader
+from storage.folder import FolderStore
 
 METHODS = "full,none,reuse,epic:4,cacheblend:0.15,question:1.0,default,default@document"
 
@@ -53,7 +56,11 @@ def test_blend_compares_each_method_with_full_prefill(tmp_path: Path, tiny_model
     assert methods["default"]["d_nll_ci"][0] <= methods["default"]["d_nll"] <= methods["default"]["d_nll_ci"][1]
 
 
-def test_storage_judges_every_codec_beside_raw(tmp_path: Path, tiny_models: Models) -> None:
+def test_storage_judges_codecs_beside_raw_encryption_and_eviction_without_a_server(
+    tmp_path: Path, tiny_models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.s3.TOTAL", 8 << 20)
+    monkeypatch.setattr("bench.storage.replay", partial(replay, 200, 2000))
     data = tmp_path / "questions.jsonl"
     records = [
         {"id": str(n), "chunks": list(SENTENCES[n : n + 3]), "question": "Who?", "answers": ["nobody does"]} for n in range(2)
@@ -69,6 +76,11 @@ def test_storage_judges_every_codec_beside_raw(tmp_path: Path, tiny_models: Mode
     assert codecs["int4"]["kl_delta"] != 0
     assert codecs["transform8"]["ratio_to_bf16"] < codecs["transform"]["ratio_to_bf16"] < codecs["int8"]["ratio_to_bf16"]
     assert codecs["raw"]["bytes_per_token"] > codecs["raw"]["ratio_to_bf16"] > 1
+    plain, sealed = record["encryption"]
+    assert (plain["client"], sealed["client"]) == ("store", "store, encrypted")
+    assert plain["mb_per_s"] > 0 < sealed["mb_per_s"]
+    assert record["eviction"] == replay(200, 2000), "the same code and the same trace as of `bench trace`"
+    assert list(FolderStore(tmp_path / "work" / "storage").list("bench")) == [], "it leaves no object behind"
 
 
 def test_storage_has_questions_of_its_own(tiny_models: Models) -> None:
@@ -144,7 +156,7 @@ def test_s3_compares_the_store_with_a_plain_download(s3_server, tmp_path, monkey
     monkeypatch.setattr("bench.s3.TOTAL", 4 << 20)
     record = run(sizes=[2], readers=2, rounds=1, out=tmp_path / "s3.json")
     clients = {row["client"]: row for row in record["results"]}
-    assert clients["plain download"]["of_plain"] == 1.0
+    assert clients["plain download"]["of_first"] == 1.0
     assert {"store", "store, encrypted"} < set(clients)
     assert all(row["mb_per_s"] > 0 and row["cpu_s_per_gb"] > 0 for row in clients.values())
     assert json.loads((tmp_path / "s3.json").read_text())["results"] == record["results"]

@@ -70,6 +70,22 @@ def test_a_second_process_finds_the_basis_of_the_first(tiny_models: Models, tmp_
     assert first.profile.codec.startswith("transform:")
 
 
+def test_a_rule_may_name_a_transform_codec_whose_basis_is_made_when_it_is_first_asked_for(
+    tiny_models: Models, tmp_path: Path
+) -> None:
+    first, second, objects = reader(tiny_models), reader(tiny_models), FolderStore(tmp_path)
+    for read in (first, second):
+        use_codec(read, "raw", CodecShelf(objects))
+    assert first.stored_as(None) == first.profile == first.stored_as("raw")
+    assert list(objects.list("basis")) == [], "nobody has asked"
+    named = first.stored_as("transform")
+    assert second.stored_as("transform") == named == dataclasses.replace(first.profile, codec=named.codec)
+    assert first.stored_as("transform8") != named
+    third = reader(tiny_models)
+    use_codec(third, "transform", CodecShelf(objects))
+    assert third.profile == named, "the same as where it is the default"
+
+
 @pytest.mark.parametrize("what", ["basis", "basis-of"])
 @pytest.mark.parametrize("damage", [b"", b"x" * 64])
 def test_a_damaged_basis_or_note_is_made_again_and_is_the_same(

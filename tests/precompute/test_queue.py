@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,9 @@ class TinyReader:
         self.readings: list[Reading] = []
         self.batched: list[list[Reading]] = []
         self.poison: int | None = None
+
+    def stored_as(self, codec: str | None) -> KVProfile:
+        return PROFILE if codec is None else replace(PROFILE, codec=codec)
 
     def compile_readings(self, readings: Sequence[Reading]) -> list[torch.Tensor]:
         batch = [read[-1] for read in readings]

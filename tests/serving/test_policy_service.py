@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from model_kit import Service, Shared, counted, serving
 
+from precompute.calibration import use_codec
 from storage.codecs import CODECS
 from storage.codecs.raw import Raw
 from storage.format import MAGIC
@@ -92,6 +93,26 @@ def test_a_rule_chooses_the_codec_of_what_is_stored(shared: Shared, tmp_path: Pa
         assert sorted(codecs_on_disk(tmp_path / "data")) == ["raw", "second"]
         answer = service.chat(corpus, "When is the lamp lit and what does oil cost?")
         assert reasons(answer) == [], "both are read, each as it was written"
+        service.forget()
+        service.wiring.placement.tick()
+        assert service.wiring.kv_store.chain.flush(20)
+        assert len(service.wiring.kv_store.keys_in_memory()) == 2, "both are pinned"
+
+
+def test_a_rule_may_choose_the_transform_codec_in_a_store_that_has_no_basis_yet(
+    shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = tmp_path / "policy.yaml"
+    rules.write_text('rules:\n- {match: {path: "secret/*"}, codec: transform}\n- {pin: memory}\n')
+    with serving(shared, tmp_path / "data", dtype="float32", policy_file=str(rules)) as service:
+        reader = service.wiring.reader  # that of other tests as well, with another store
+        monkeypatch.setattr(reader, "codec_named", reader.codec_named)
+        use_codec(reader, "raw", service.wiring.kv_store.codecs)
+        corpus = service.corpus("piers", FILES)
+        raw, chosen = sorted(codecs_on_disk(tmp_path / "data"))
+        assert raw == "raw"
+        assert chosen == service.wiring.reader.stored_as("transform").codec
+        assert reasons(service.chat(corpus, "When is the lamp lit and what does oil cost?")) == []
         service.forget()
         service.wiring.placement.tick()
         assert service.wiring.kv_store.chain.flush(20)

@@ -18,7 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kv_samples import PROFILE, record, same, to_buffer
 
-from storage.codecs import CODECS
+from storage.codecs import CODECS, packing
+from storage.codecs import basis as basis_module
 from storage.codecs.basis import MAX_BYTES, Basis
 from storage.codecs.packing import pack, packed_length, unpack
 from storage.codecs.shelf import CodecShelf
@@ -129,13 +130,39 @@ def test_packed_integers_come_back(bits, values):
     values = np.array(values, np.uint16) >> max(0, 9 - bits)
     packed = pack(values, bits)
     assert len(packed) == packed_length(len(values), bits)
-    out = np.empty(len(values), np.float32)
-    less = 256 if bits == 16 else 1
-    unpack(packed, bits, less, out)
-    assert out.tolist() == [int(value) - less for value in values]
+    for kind in (np.int16, np.float32):
+        out = np.empty((2, len(values)), kind)
+        unpack(np.stack([packed, packed]), bits, out)
+        assert out.tolist() == [values.tolist()] * 2
 
 
 # --- layers by themselves ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("at_once", [1, 100, 1 << 30])
+def test_layers_are_the_same_however_many_are_decoded_together(name, at_once, monkeypatch):
+    monkeypatch.setattr(packing, "AT_ONCE", at_once)
+    codec, profile = codec_for(name, dataclasses.replace(PROFILE, layers=5))
+    kv = record(tokens=7, profile=profile).kv
+    kv[2] *= 1000  # for the basis too large: this one is stored without loss
+    sections = [torch.frombuffer(bytearray(codec.encode(layer, n)), dtype=torch.uint8) for n, layer in enumerate(kv)]
+    buffer = torch.cat(sections)
+    views = list(buffer.split([len(section) for section in sections]))
+    whole = codec.decode(views, kv.dtype, tuple(kv.shape[1:]))
+    for number, section in enumerate(sections):
+        alone = codec.decode([section], kv.dtype, tuple(kv.shape[1:]), number)[0]
+        assert torch.equal(whole[number].view(torch.uint8), alone.view(torch.uint8))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_products_of_bf16_and_of_fp32_numbers_give_the_same_within_a_rounding(fast, monkeypatch):
+    monkeypatch.setattr(basis_module, "_BF16_PRODUCTS", fast)
+    codec, profile = codec_for("transform", dataclasses.replace(PROFILE, layers=3))
+    kv = record(tokens=40, profile=profile).kv
+    sections = [torch.frombuffer(bytearray(codec.encode(layer, n)), dtype=torch.uint8) for n, layer in enumerate(kv)]
+    found = codec.decode(sections, kv.dtype, tuple(kv.shape[1:]))
+    assert all(codec.basis.holds(layer, true, number) for number, (layer, true) in enumerate(zip(found, kv, strict=True)))
 
 
 @pytest.mark.parametrize("name", NAMES)

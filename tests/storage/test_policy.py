@@ -19,6 +19,7 @@ from storage.policy.parse import parse_policy
 from storage.policy.rules import Hits, Match, Policy, Rule, Span
 from storage.policy.source import PolicyError
 from storage.policy.types import DAY, Actions, DocumentFacts, Keep, Prefetch
+from storage.types import CODEC_NAMES
 
 NOW = 1_780_000_000.0
 SAMPLE = Path(__file__).parents[2] / "samples" / "policy.yaml"
@@ -58,6 +59,11 @@ rules:
     prefetch = Prefetch("45 7 * * 1-5", "Europe/Berlin", "memory")
     assert said.actions == Actions("memory", prefetch, Keep("disk", 7200), "raw", ("lyon", "oslo"), True)
     assert set(said.by.values()) == {"hot"}
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_a_rule_may_name_every_codec_that_a_setting_may(name: str) -> None:
+    assert policy(f"rules:\n- codec: {{object: {name}}}").decide(facts(), NOW).actions.codec == name
 
 
 def test_both_forms_of_a_time_mean_the_same() -> None:
@@ -208,6 +214,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "an unknown tier": ("rules:\n\n- pin: ram", "line 3: pin cannot be 'ram': use device, memory, disk"),
     "an unknown codec": ("rules:\n- codec: zip", "line 2: codec cannot be 'zip': use raw"),
     "a codec of a cache": ("rules:\n- codec: {memory: raw}", "line 2: codec by tier is chosen for 'object' only"),
+    "a basis in a rule": ("rules:\n- codec: 'transform:ab'", "line 2: codec cannot be 'transform:ab'"),
     "a codec by age": ('rules:\n- {match: {age: "> 1d"}, codec: raw}', "leave age and use out"),
     "no such time": ("rules:\n- prefetch: every tuesdy at 07:45", "line 2: 'tuesdy' names no days"),
     "no such hour": ("rules:\n- prefetch: every day at 24:00", "line 2: 24:00 is no time of day"),
