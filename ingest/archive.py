@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, cast
 
+from ingest.office import office_kind
 from storage.errors import FileError
 
 _PIECE = 1 << 16
@@ -28,8 +29,6 @@ _ARCHIVE_MAGIC = (
     b"7z\xbc\xaf\x27\x1c",
     b"Rar!",
 )
-# Office files are zips too, but one document each: they go to a parser.
-_DOCUMENTS = (".docx", ".pptx", ".xlsx", ".odt", ".odp", ".ods", ".epub")
 _TAR_HEADERS = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
@@ -63,11 +62,9 @@ class Skipped:
     reason: str
 
 
-def is_archive(data: bytes, name: str) -> bool:
-    """Whether these bytes are an archive (one that `expand` opens, or another) and no office document."""
-    if name.lower().endswith(_DOCUMENTS):
-        return False
-    return data.startswith(_ARCHIVE_MAGIC) or data[_TAR_MAGIC] == b"ustar"
+def is_archive(data: bytes) -> bool:
+    """Whether these bytes are an archive (one that `expand` opens, or another) and no office file, which is one document."""
+    return (data.startswith(_ARCHIVE_MAGIC) or data[_TAR_MAGIC] == b"ustar") and office_kind(data) is None
 
 
 def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Iterator[Extracted | Skipped]:
@@ -76,7 +73,7 @@ def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Ite
     Raises FileError: `archive_limit` over a cap, `invalid_file` if damaged, `unsupported_file` if neither.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
-    budget = _Budget(caps or Caps())
+    budget = Budget(caps or Caps())
     head = stream.read(512)
     stream.seek(0)
     try:
@@ -88,7 +85,7 @@ def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Ite
         raise FileError(f"The archive {name} is damaged.", code="invalid_file") from error
 
 
-class _Budget:
+class Budget:
     """What is left of the caps."""
 
     def __init__(self, caps: Caps) -> None:
@@ -124,7 +121,7 @@ class _Budget:
         return ""
 
 
-def _drain(stream: IO[bytes], budget: _Budget, *, counted: bool) -> bytes:
+def _drain(stream: IO[bytes], budget: Budget, *, counted: bool) -> bytes:
     """A member's bytes. More than the cap allows means that its header lied."""
     parts: list[bytes] = []
     size = 0
@@ -139,13 +136,13 @@ def _drain(stream: IO[bytes], budget: _Budget, *, counted: bool) -> bytes:
 
 
 def _taken(path: str, data: bytes) -> Extracted | Skipped:
-    return Skipped(path, "archive within an archive") if is_archive(data, path) else Extracted(path, data)
+    return Skipped(path, "archive within an archive") if is_archive(data) else Extracted(path, data)
 
 
 # --- zip ---
 
 
-def _zip(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
+def _zip(stream: BinaryIO, budget: Budget) -> Iterator[Extracted | Skipped]:
     with zipfile.ZipFile(stream) as archive:
         for info in archive.infolist():
             budget.entry()
@@ -153,7 +150,7 @@ def _zip(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
                 yield _zip_member(archive, info, budget)
 
 
-def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget) -> Extracted | Skipped:
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> Extracted | Skipped:
     path = _zip_name(info)
     mode = info.external_attr >> 16
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
@@ -193,7 +190,7 @@ class _TarInfo(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
-def _tar(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
+def _tar(stream: BinaryIO, budget: Budget) -> Iterator[Extracted | Skipped]:
     # "r|" reads forward only, in small pieces, through a stream that counts every byte.
     with tarfile.open(fileobj=stream, mode="r|", tarinfo=_TarInfo, errorlevel=1) as archive:
         for info in archive:
@@ -203,7 +200,7 @@ def _tar(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
                 yield _tar_member(archive, info, budget)
 
 
-def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: _Budget) -> Extracted | Skipped:
+def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: Budget) -> Extracted | Skipped:
     if not info.isreg():
         return Skipped(info.name, "symlink" if info.issym() or info.islnk() else "not a regular file")
     if reason := budget.refusal(info.name, info.size):
@@ -212,7 +209,7 @@ def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: _Budget
     return _taken(info.name, _drain(member, budget, counted=False) if member is not None else b"")
 
 
-def _unpacked(stream: BinaryIO, head: bytes, budget: _Budget) -> BinaryIO:
+def _unpacked(stream: BinaryIO, head: bytes, budget: Budget) -> BinaryIO:
     """The tar stream inside its compression, counted."""
     if head.startswith(b"\x1f\x8b"):
         inner: Any = gzip.GzipFile(fileobj=stream)
@@ -230,7 +227,7 @@ def _unpacked(stream: BinaryIO, head: bytes, budget: _Budget) -> BinaryIO:
 class _Counted:
     """A stream that charges what is read from it to the budget."""
 
-    def __init__(self, inner: Any, budget: _Budget) -> None:
+    def __init__(self, inner: Any, budget: Budget) -> None:
         self._inner = inner
         self._budget = budget
 

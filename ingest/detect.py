@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ingest.encoding import unmarked_wide
+from ingest.office import office_kind, office_parser
 from storage.errors import FileError
 
 HEAD = 8192  # bytes looked at
@@ -44,6 +45,8 @@ def detect(data: bytes, name: str) -> str:
     head = data[:HEAD]
     if b"%PDF-" in head[:1024]:
         return "pdf"
+    if (office := office_parser(data)) is not None:
+        return office
     if is_binary(head):
         raise FileError("This type of file cannot be read.", code="unsupported_file")
     if _HTML.match(head.removeprefix(b"\xef\xbb\xbf")):
@@ -54,9 +57,10 @@ def detect(data: bytes, name: str) -> str:
     return _SUFFIXES.get(suffix, "text")
 
 
-def is_binary(head: bytes) -> bool:
-    """Whether a file with these first bytes is neither text in any encoding nor a PDF."""
-    if b"%PDF-" in head[:1024]:
+def is_binary(data: bytes) -> bool:
+    """Whether a file is neither text in any encoding nor a PDF or an office file. Its first bytes are mostly enough."""
+    head = data[:HEAD]
+    if b"%PDF-" in head[:1024] or office_kind(data) is not None:
         return False
     if head.startswith(_BINARY_MAGIC):
         return True

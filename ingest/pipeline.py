@@ -143,7 +143,7 @@ class Pipeline:
             return
         data = read_file(self.objects, work.file)
         self._stage(lease, "extract", hold)
-        if is_archive(data, work.row.path):
+        if is_archive(data):
             found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, data, hold.check)
             self._commit_archive(lease, work.file, done_hash, found)
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import url2pathname
 
-from ingest.detect import HEAD, is_binary
+from ingest.detect import is_binary
 from storage.errors import FileError, UserError
 
 FILE_BYTES = 100 << 20
@@ -122,7 +122,7 @@ def _checked(path: str, data: bytes, skipped: list[Left]) -> Entry | None:
     """The entry for a file's bytes, or None and the reason among `skipped`."""
     if data.startswith(_LFS):
         skipped.append(Left(path, "git LFS pointer; the file itself is not here"))
-    elif is_binary(data[:HEAD]):
+    elif is_binary(data):
         skipped.append(Left(path, "binary"))
     elif path.endswith(_MINIFIABLE) and max(map(len, data.split(b"\n"))) > _LONGEST_LINE:
         skipped.append(Left(path, "minified"))

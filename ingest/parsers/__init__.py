@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ingest.detect import detect
 from ingest.parsers.code import CodeParser
+from ingest.parsers.docx import DocxParser
 from ingest.parsers.html import HtmlParser
 from ingest.parsers.markdown import MarkdownParser
 from ingest.parsers.pdf import PdfParser
@@ -31,7 +32,9 @@ class Parser(Protocol):
         ...
 
 
-_ALL: tuple[Parser, ...] = (TextParser(), MarkdownParser(), HtmlParser(), CodeParser(), PdfParser())
+_ALL: tuple[Parser, ...] = (
+    TextParser(), MarkdownParser(), HtmlParser(), CodeParser(), PdfParser(), DocxParser(),
+)  # fmt: skip
 PARSERS: Mapping[str, Parser] = MappingProxyType({parser.name: parser for parser in _ALL})
 
 

@@ -135,7 +135,7 @@ def upload(
 def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[Extracted | Skipped]:
     for path, stream in given:
         data = stream.read()
-        if is_archive(data, path):
+        if is_archive(data):
             yield from expand(data, path)
         else:
             yield Extracted(path, data)
