@@ -47,7 +47,7 @@ def detect(data: bytes, name: str) -> str:
         return "pdf"
     if (office := office_parser(data)) is not None:
         return office
-    if is_binary(head):
+    if is_binary(data):
         raise FileError("This type of file cannot be read.", code="unsupported_file")
     if _HTML.match(head.removeprefix(b"\xef\xbb\xbf")):
         return "html"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator
 
 from storage.errors import FileError
@@ -41,7 +42,8 @@ def office_kind(data: bytes) -> str | None:
         return None
     if b"xl/workbook.bin" in names:
         return ".xlsb"
-    return next((kind for folder, kind in _FOLDERS.items() if any(n.startswith(folder) for n in names)), None)
+    parts = Counter(kind for folder, kind in _FOLDERS.items() for name in names if name.startswith(folder))
+    return parts.most_common(1)[0][0] if parts else None
 
 
 def office_parser(data: bytes) -> str | None:

@@ -13,7 +13,9 @@ from ingest.parsers.docx import DocxParser
 from ingest.parsers.html import HtmlParser
 from ingest.parsers.markdown import MarkdownParser
 from ingest.parsers.pdf import PdfParser
+from ingest.parsers.pptx import PptxParser
 from ingest.parsers.text import TextParser
+from ingest.parsers.xlsx import XlsxParser
 from storage.errors import FileError
 from storage.types import ParsedDocument
 
@@ -33,7 +35,8 @@ class Parser(Protocol):
 
 
 _ALL: tuple[Parser, ...] = (
-    TextParser(), MarkdownParser(), HtmlParser(), CodeParser(), PdfParser(), DocxParser(),
+    TextParser(), MarkdownParser(), HtmlParser(), CodeParser(), PdfParser(), DocxParser(), PptxParser(),
+    XlsxParser(),
 )  # fmt: skip
 PARSERS: Mapping[str, Parser] = MappingProxyType({parser.name: parser for parser in _ALL})
 

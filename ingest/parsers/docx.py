@@ -18,10 +18,13 @@ from ingest.parsers.docx_text import Reader, Run, blocks_in
 from ingest.parsers.outline import Mark, Outline, heading_mark
 from ingest.parsers.package import Package, Relation, reading
 from ingest.parsers.writer import Writer
+from storage.errors import FileError
 from storage.types import ParsedDocument
 
 _SHORT = 240  # characters: items of a list that are longer are clauses, each a paragraph
 _BESIDE = "Header and footer"  # the heading path of what stands on every page
+_PICTURE = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+_VML = "{urn:schemas-microsoft-com:vml}"
 _ID = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 
 
@@ -34,8 +37,11 @@ class DocxParser:
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
         with reading("document"):
-            story = _Document(Package(data)).read()
-            return _assemble(story)
+            document = _Document(Package(data))
+            items = document.read()
+        if not items and document.has_pictures:
+            raise FileError("The document holds only pictures; run them through OCR and send it again.", code="ocr_required")
+        return _assemble(items)
 
 
 @dataclass
@@ -65,6 +71,7 @@ class _Document:
             for note in root.findall(W + tag) if root is not None else ():
                 if value(note, "@type") in (None, "normal"):
                     self._notes[kind, value(note, "@id") or ""] = note
+        self.has_pictures = False
         self._reader = Reader()
         self._held: Run | None = None  # a paragraph whose end was deleted: it runs on into the next
 
@@ -78,6 +85,7 @@ class _Document:
         body = root.find(f"{W}body") if root is not None else None
         if body is None:
             raise LookupError("no body")
+        self.has_pictures = next(body.iter(f"{_PICTURE}blip", f"{_VML}imagedata"), None) is not None
         items = list(self._story(body))
         seen: set[str] = set()
         for reference in body.iter(f"{W}headerReference", f"{W}footerReference"):

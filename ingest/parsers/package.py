@@ -27,7 +27,8 @@ _DOCTYPES = tuple("<!DOCTYPE".encode(coding) for coding in ("ascii", "utf-16-le"
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/(\w+)")
 _TRANSITIONAL = rb"http://schemas.openxmlformats.org/\1/2006/\2"
 _DAMAGE = (zipfile.BadZipFile, zlib.error, etree.LxmlError, NotImplementedError, EOFError, OSError, LookupError,
-           ValueError, TypeError, AttributeError, RuntimeError, SyntaxError)  # fmt: skip
+           ValueError, TypeError, AttributeError, RuntimeError, SyntaxError, ArithmeticError,
+           AssertionError)  # fmt: skip
 
 
 @contextlib.contextmanager
