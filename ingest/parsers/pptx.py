@@ -7,9 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pptx.enum.shapes import MSO_SHAPE_TYPE, PP_PLACEHOLDER
-from pptx.package import Package
-
 from ingest.parsers.package import TREES, inspect, parse_xml, reading
 from ingest.parsers.writer import Writer
 from storage.errors import FileError
@@ -20,7 +17,7 @@ _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 _DIAGRAM = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}relIds"
 _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 _CHOICE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Choice"
-_REPEATED = frozenset({PP_PLACEHOLDER.SLIDE_NUMBER, PP_PLACEHOLDER.DATE})
+_REPEATED = frozenset({"SLIDE_NUMBER", "DATE"})  # placeholders that say nothing of their slide
 _SAME_ROW = 25  # shapes whose tops are less than this part of the slide's height apart stand side by side
 _HIDDEN = "[Hidden slide]"
 
@@ -33,6 +30,8 @@ class PptxParser:
     version: int = 1
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
+        from pptx.package import Package  # here: a child that meets no presentation need not load it
+
         with reading("presentation"):
             inspect(data, TREES)
             deck: Any = Package.open(io.BytesIO(data)).main_document_part
@@ -69,12 +68,12 @@ def _slides(presentation: Any) -> Iterator[_Slide]:
         found.title = " ".join(title.text_frame.text.split()) if title is not None else ""
         body = [s for s in slide.shapes if title is None or s.shape_id != title.shape_id]
         for shape in _leaves(body, height):
-            kind = shape.placeholder_format.type if shape.is_placeholder else None
+            kind = shape.placeholder_format.type.name if shape.is_placeholder else ""
             if kind in _REPEATED:
                 continue
-            found.pictures = found.pictures or shape.shape_type == MSO_SHAPE_TYPE.PICTURE
+            found.pictures = found.pictures or _is(shape, "PICTURE")
             for piece in _pieces(shape):
-                if kind == PP_PLACEHOLDER.FOOTER:
+                if kind == "FOOTER":
                     text = "\n".join(piece.lines)
                     if text in footers:
                         continue
@@ -89,6 +88,10 @@ def _slides(presentation: Any) -> Iterator[_Slide]:
 # --- shapes ---
 
 
+def _is(shape: Any, kind: str) -> bool:
+    return shape.shape_type is not None and bool(shape.shape_type.name == kind)
+
+
 def _leaves(shapes: Iterable[Any], height: int) -> Iterator[Any]:
     """Shapes that are no groups, row by row from the top, in a row from the left; a group stays together."""
     placed = sorted(shapes, key=lambda shape: shape.top or 0)
@@ -99,7 +102,7 @@ def _leaves(shapes: Iterable[Any], height: int) -> Iterator[Any]:
         rows[-1].append(shape)
     for row in rows:
         for shape in sorted(row, key=lambda shape: shape.left or 0):
-            if shape.shape_type == MSO_SHAPE_TYPE.GROUP:
+            if _is(shape, "GROUP"):
                 yield from _leaves(shape.shapes, height)
             else:
                 yield shape

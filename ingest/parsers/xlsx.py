@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-import openpyxl
-
 from ingest.parsers.package import STREAMS, inspect, reading
 from ingest.parsers.writer import Writer
 from storage.types import ParsedDocument
@@ -113,6 +111,8 @@ class XlsxParser:
 
 
 def _open(data: bytes, *, results: bool) -> Any:
+    import openpyxl  # here: it brings numpy along, and a child that meets no workbook need not load it
+
     book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=results, keep_links=False)
     for sheet in book.worksheets:
         sheet.reset_dimensions()  # which a file may state as it likes
