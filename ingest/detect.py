@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ingest.encoding import unmarked_wide
+from ingest.mail import is_mail
 from ingest.office import office_kind, office_parser
 from storage.errors import FileError
 
@@ -51,6 +52,8 @@ def detect(data: bytes, name: str) -> str:
         raise FileError("This type of file cannot be read.", code="unsupported_file")
     if _HTML.match(head.removeprefix(b"\xef\xbb\xbf")):
         return "html"
+    if is_mail(head):
+        return "email"
     suffix = suffix_of(name)
     if suffix in LANGUAGES or (not suffix and _SHEBANG.match(head)):
         return "code"

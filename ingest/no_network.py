@@ -44,7 +44,8 @@ def _filter() -> bool:
     unused = ctypes.c_ulong(0)
     if libc.prctl(_SET_NO_NEW_PRIVILEGES, ctypes.c_ulong(1), unused, unused, unused):
         return False
-    return libc.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER_MODE), ctypes.create_string_buffer(head), unused, unused) == 0
+    pointer = ctypes.create_string_buffer(head)
+    return bool(libc.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER_MODE), pointer, unused, unused) == 0)
 
 
 def _program(machine: int, calls: tuple[int, ...]) -> bytes:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ingest.parsers.damage import reading
 from ingest.parsers.docx_numbering import Numbering, W, value
 from ingest.parsers.docx_styles import Styles
 from ingest.parsers.docx_tables import is_layout, rows_of
 from ingest.parsers.docx_text import Reader, Run, blocks_in
 from ingest.parsers.outline import Mark, Outline, heading_mark
-from ingest.parsers.package import Package, Relation, reading
+from ingest.parsers.package import Package, Relation
 from ingest.parsers.writer import Writer
 from storage.errors import FileError
 from storage.types import ParsedDocument

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import posixpath
 import re
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -26,18 +24,6 @@ _PIECE = 1 << 16
 _DOCTYPES = tuple("<!DOCTYPE".encode(coding) for coding in ("ascii", "utf-16-le", "utf-16-be"))
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/(\w+)")
 _TRANSITIONAL = rb"http://schemas.openxmlformats.org/\1/2006/\2"
-_DAMAGE = (zipfile.BadZipFile, zlib.error, etree.LxmlError, NotImplementedError, EOFError, OSError, LookupError,
-           ValueError, TypeError, AttributeError, RuntimeError, SyntaxError, ArithmeticError,
-           AssertionError)  # fmt: skip
-
-
-@contextlib.contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Whatever a format's library says of a file that is not as it should be is that file's damage."""
-    try:
-        yield
-    except _DAMAGE as error:
-        raise FileError(f"The {what} is damaged and cannot be read.", code="invalid_file") from error
 
 
 def inspect(data: bytes, caps: Caps) -> None:

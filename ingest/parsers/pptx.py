@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingest.parsers.package import TREES, inspect, parse_xml, reading
+from ingest.parsers.damage import reading
+from ingest.parsers.package import TREES, inspect, parse_xml
 from ingest.parsers.writer import Writer
 from storage.errors import FileError
 from storage.types import ParsedDocument

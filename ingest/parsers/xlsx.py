@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-from ingest.parsers.package import STREAMS, inspect, reading
+from ingest.parsers.damage import reading
+from ingest.parsers.package import STREAMS, inspect
 from ingest.parsers.writer import Writer
 from storage.types import ParsedDocument
 
