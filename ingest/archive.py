@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, cast
 
-from ingest.office import office_kind
+from ingest.office import ends_of, office_kind
 from storage.errors import FileError
 
+_HEAD = 512  # bytes that tell whether a file is packed
 _PIECE = 1 << 16
 _TAR_MAGIC = slice(257, 262)
 _ARCHIVE_MAGIC = (
@@ -62,9 +63,16 @@ class Skipped:
     reason: str
 
 
-def is_archive(data: bytes) -> bool:
-    """Whether these bytes are an archive (one that `expand` opens, or another) and no office file, which is one document."""
-    return (data.startswith(_ARCHIVE_MAGIC) or data[_TAR_MAGIC] == b"ustar") and office_kind(data) is None
+def is_archive(source: bytes | BinaryIO) -> bool:
+    """Whether a file is an archive (one that `expand` opens, or another) and no office file, which is one document.
+
+    A stream is read at its ends only, and stands at its beginning afterwards.
+    """
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    head = stream.read(_HEAD)
+    stream.seek(0)
+    packed = head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC] == b"ustar"
+    return packed and office_kind(ends_of(stream)) is None
 
 
 def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Iterator[Extracted | Skipped]:
@@ -74,7 +82,7 @@ def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Ite
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     budget = Budget(caps or Caps())
-    head = stream.read(512)
+    head = stream.read(_HEAD)
     stream.seek(0)
     try:
         if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -212,7 +220,7 @@ def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: Budget)
 def _unpacked(stream: BinaryIO, head: bytes, budget: Budget) -> BinaryIO:
     """The tar stream inside its compression, counted."""
     if head.startswith(b"\x1f\x8b"):
-        inner: Any = gzip.GzipFile(fileobj=stream)
+        inner: Any = gzip.GzipFile(fileobj=stream, mode="rb")  # a temporary file says that it can be written
     elif head.startswith(b"BZh"):
         inner = bz2.BZ2File(stream)
     elif head.startswith(b"\xfd7zXZ\0"):

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from ingest.commit import drop_chunks
 from ingest.expand import members
 from ingest.files import SOURCE_PURPOSE, delete_file
-from ingest.jobs import ACTIVE, cancel, create_job, lock_job, mark_cancelled, settle
+from ingest.jobs import ACTIVE, cancel, cancel_waiting, create_job, lock_job, settle
 from ingest.purge import release, sweep
 from ingest.types import KVDelete, SearchIndex
 from storage.catalogue.engine import Catalogue
@@ -26,8 +26,11 @@ from storage.catalogue.schema import (
     Job,
     JobFile,
     KVObject,
+    PushDelivery,
+    PushHook,
     Schedule,
     ScheduleRun,
+    SourceItem,
 )
 from storage.errors import NotFound, StorageUnavailable
 from storage.types import ObjectStore
@@ -78,12 +81,16 @@ class Deleter:
             schedules = select(Schedule.id).where(Schedule.corpus_id == corpus_id)
             session.execute(delete(ScheduleRun).where(ScheduleRun.schedule_id.in_(schedules)))
             session.execute(delete(Schedule).where(Schedule.corpus_id == corpus_id))
+            hooks = select(PushHook.id).where(PushHook.corpus_id == corpus_id)
+            session.execute(delete(PushDelivery).where(PushDelivery.hook_id.in_(hooks)))
+            session.execute(delete(PushHook).where(PushHook.corpus_id == corpus_id))
         receipt = dict.fromkeys(KINDS, 0)
         while True:
             with self.catalogue.write() as session:
                 query = select(Document.id).where(Document.corpus_id == corpus_id).limit(BATCH)
                 ids = list(session.scalars(query))
                 if not ids:
+                    session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id))
                     session.execute(delete(Corpus).where(Corpus.id == corpus_id))
                     return receipt
             for kind, count in self._documents(tenant_id, ids, raw).items():
@@ -126,12 +133,11 @@ def delete_documents(session: Session, index: SearchIndex, ids: Sequence[str]) -
     receipt = dict.fromkeys(KINDS, 0)
     ids = _with_members(session, ids)
     of_these = JobFile.document_id.in_(ids)
-    waiting = select(JobFile).where(of_these, JobFile.status == "pending", JobFile.action == "upsert")
+    waiting = select(JobFile.id).where(of_these, JobFile.status == "pending", JobFile.action == "upsert")
     jobs = sorted(set(session.scalars(waiting.with_only_columns(JobFile.job_id))))
     for job_id in jobs:
         lock_job(session, job_id)
-    for row in session.scalars(waiting.with_for_update()).all():
-        mark_cancelled(session, row, "the document was deleted")
+    cancel_waiting(session, waiting, "the document was deleted")
     chunks = session.scalar(select(func.count()).where(ChunkRow.document_id.in_(ids))) or 0
     keys = drop_chunks(session, index, ids)
     receipt["kv_objects"], receipt["kv_kept"] = release(session, keys)

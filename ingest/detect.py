@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+from xml.parsers import expat
 
-from ingest.encoding import unmarked_wide
+from ingest.delimiter import delimiter_of
+from ingest.encoding import decode, unmarked_wide
+from ingest.languages import NAMELESS, language_of, suffix_of
 from ingest.mail import is_mail
 from ingest.office import office_kind, office_parser
 from storage.errors import FileError
@@ -19,45 +26,40 @@ _MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"\xef\xbb\xbf")
 _HTML = re.compile(
     rb"\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.{0,4000}?-->\s*)*<(?:!doctype\s+html|html[\s>])", re.I | re.S
 )
-_SHEBANG = re.compile(rb"#![^\n]*\b(python|node)")
-
-LANGUAGES = {
-    "py": "python", "pyi": "python", "js": "javascript", "mjs": "javascript", "cjs": "javascript",
-    "jsx": "javascript", "ts": "typescript", "mts": "typescript", "cts": "typescript", "tsx": "tsx",
-    "java": "java", "go": "go", "c": "c", "h": "c", "cc": "cpp", "cpp": "cpp", "cxx": "cpp", "hh": "cpp",
-    "hpp": "cpp", "hxx": "cpp", "rs": "rust",
-}  # fmt: skip
-_SUFFIXES = {
-    "md": "markdown", "markdown": "markdown", "mdx": "markdown",
-    "html": "html", "htm": "html", "xhtml": "html",
-}  # fmt: skip
-
-
-def suffix_of(name: str) -> str:
-    """The lower-case part after the last dot of a path's last segment; "" where there is none."""
-    _, dot, suffix = name.rsplit("/", 1)[-1].rpartition(".")
-    return suffix.lower() if dot else ""
+_BY_NAME = {
+    suffix: parser
+    for parser, suffixes in {
+        "markdown": "md markdown mdx",
+        "html": "html htm xhtml",
+        "csv": "csv tsv tab psv",
+        "json": "json jsonl ndjson geojson webmanifest",
+        "yaml": "yaml yml",
+        "toml": "toml",
+        "ini": "ini cfg conf properties env editorconfig",
+        "xml": "xml xsd xsl xslt wsdl rss atom plist csproj",
+    }.items()
+    for suffix in suffixes.split()
+}
+_MARKUP = frozenset({"html", "markdown"})  # whose files may begin with a tag
 
 
 def detect(data: bytes, name: str) -> str:
     """The name of the parser for this file. Raises FileError for an empty or a binary one."""
     if not data:
         raise FileError("The file is empty.", code="empty_file")
-    head = data[:HEAD]
-    if b"%PDF-" in head[:1024]:
+    if b"%PDF-" in data[:HEAD][:1024]:
         return "pdf"
     if (office := office_parser(data)) is not None:
         return office
     if is_binary(data):
         raise FileError("This type of file cannot be read.", code="unsupported_file")
-    if _HTML.match(head.removeprefix(b"\xef\xbb\xbf")):
-        return "html"
-    if is_mail(head):
-        return "email"
-    suffix = suffix_of(name)
-    if suffix in LANGUAGES or (not suffix and _SHEBANG.match(head)):
+    named = _BY_NAME.get(suffix_of(name))
+    for parser, says_so in _BY_CONTENT.items():
+        if says_so(data, named):
+            return parser
+    if language_of(data, name) is not None:
         return "code"
-    return _SUFFIXES.get(suffix, "text")
+    return named or ("csv" if suffix_of(name) in NAMELESS and _is_table(data) else "text")
 
 
 def is_binary(data: bytes) -> bool:
@@ -70,16 +72,54 @@ def is_binary(data: bytes) -> bool:
     return b"\0" in head and not head.startswith(_MARKS) and unmarked_wide(head[: len(head) // 4 * 4]) is None
 
 
-def language_of(data: bytes, name: str) -> str:
-    """The programming language of a file that `detect` called code."""
-    language = LANGUAGES.get(suffix_of(name))
-    if (
-        language == "c"
-        and suffix_of(name) == "h"
-        and re.search(rb"^\s*(?:class|namespace|template)\b", data, re.M)
-    ):
-        return "cpp"
-    if language is None:
-        shebang = _SHEBANG.match(data)
-        return "javascript" if shebang and shebang[1] == b"node" else "python"
-    return language
+def _is_html(data: bytes, named: str | None) -> bool:
+    return _HTML.match(data[:HEAD].removeprefix(b"\xef\xbb\xbf")) is not None
+
+
+def _is_mail(data: bytes, named: str | None) -> bool:
+    return is_mail(data[:HEAD], sure=named is not None)
+
+
+def _is_notebook(data: bytes, named: str | None) -> bool:
+    return b'"nbformat"' in data and isinstance(tree := _json(data), dict) and isinstance(tree.get("cells"), list)
+
+
+def _is_json(data: bytes, named: str | None) -> bool:
+    """One object or array and nothing else, or one on each of the first two lines."""
+    first = data[:HEAD].split(b"\n")[:2]
+    return _json(data) is not None or (len(first) == 2 and all(_json(line) is not None for line in first))
+
+
+def _is_xml(data: bytes, named: str | None) -> bool:
+    """An XML declaration, or one element and nothing else."""
+    start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"<?xml") or not start.startswith(b"<") or named in _MARKUP:
+        return start.startswith(b"<?xml")
+    try:
+        expat.ParserCreate().Parse(start, True)
+    except expat.ExpatError:
+        return False
+    return True
+
+
+def _is_table(data: bytes) -> bool:
+    """Equally many cells in every line, of a file whose name says nothing."""
+    try:
+        return delimiter_of(decode(data).split("\n"), strict=True) is not None
+    except FileError:
+        return False
+
+
+# What a file's content can say whatever it is called, in this order.
+_BY_CONTENT: Mapping[str, Callable[[bytes, str | None], bool]] = MappingProxyType(
+    {"html": _is_html, "email": _is_mail, "notebook": _is_notebook, "json": _is_json, "xml": _is_xml}
+)
+
+
+def _json(data: bytes) -> Any:
+    """The object or array that these bytes are; None for anything else."""
+    begins = data[:HEAD].lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n")[:1]
+    try:
+        return json.loads(data) if begins in (b"{", b"[") else None
+    except (ValueError, RecursionError):
+        return None

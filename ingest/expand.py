@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -45,14 +46,14 @@ def unpack(
     objects: ObjectStore,
     tenant_id: str,
     path: str,
-    data: bytes,
+    archive: BinaryIO,
     check: Callable[[], None],
 ) -> Unpacked:
     """Store an archive's files. Raises FileError, StorageUnavailable, and whatever `check` raises between
     files."""
     files: dict[str, File] = {}
     skipped: list[str] = []
-    for part in expand(data, path):
+    for part in expand(archive, path):
         check()
         if isinstance(part, Skipped):
             skipped.append(f"{part.path}: {part.reason}")

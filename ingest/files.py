@@ -1,9 +1,17 @@
-"""Uploaded files: a row each, and their bytes once per tenant under a name made of their hash."""
+"""Uploaded files: a row each, and their bytes once per tenant under a name made of their hash.
+
+A file is never in memory whole on its way in or out: only who parses it reads it so."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import os
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO, cast, overload
 
 from sqlalchemy import select
 
@@ -14,6 +22,8 @@ from storage.errors import NotFound, ObjectMissing
 from storage.quota import check_room
 from storage.types import ObjectStore
 
+PIECE = 1 << 20
+IN_MEMORY = 8 << 20  # of a file that is read; what is larger lies in a temporary file
 SOURCE_PURPOSE = "source"  # of files that a sync or an archive brought: they go when no document needs them
 
 
@@ -27,24 +37,54 @@ def owner_part(tenant_id: str) -> str:
     return hashlib.sha256(tenant_id.encode()).hexdigest()[:32]
 
 
+class Pieces(Sequence[bytes]):
+    """A seekable stream as parts to be stored, each read when it is asked for."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.size = stream.seek(0, os.SEEK_END)
+
+    def __len__(self) -> int:
+        return -(-self.size // PIECE)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        self._stream.seek(at * PIECE)
+        return self._stream.read(PIECE)
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for piece in self:
+            digest.update(piece)
+        return digest.hexdigest()
+
+
 def store_file(
     catalogue: Catalogue,
     objects: ObjectStore,
     tenant_id: str,
     filename: str,
-    data: bytes,
+    data: bytes | BinaryIO,
     purpose: str = "assistants",
 ) -> File:
-    """Store an upload. The same name with the same bytes is the same file, so that a repeated upload
-    changes nothing.
+    """Store an upload: its bytes, or a stream that can be read from its start again. The same name with the same bytes
+    is the same file, so that a repeated upload changes nothing.
 
     Raises StorageUnavailable, QuotaExceeded."""
-    sha256 = hashlib.sha256(data).hexdigest()
+    pieces = Pieces(io.BytesIO(data) if isinstance(data, bytes) else data)
+    sha256 = pieces.sha256()
     name = raw_name(tenant_id, sha256)
-    if objects.size(name) != len(data):
+    if objects.size(name) != pieces.size:
         with catalogue.read() as session:
-            check_room(session, tenant_id, len(data))
-        objects.put(name, [data])
+            check_room(session, tenant_id, pieces.size)
+        objects.put(name, pieces)
     with catalogue.write() as session:
         same = select(File).where(
             File.tenant_id == tenant_id, File.sha256 == sha256, File.filename == filename
@@ -55,7 +95,7 @@ def store_file(
                 id=new_id("file"),
                 tenant_id=tenant_id,
                 filename=filename,
-                bytes=len(data),
+                bytes=pieces.size,
                 sha256=sha256,
                 purpose=purpose,
                 created_at=time.time(),
@@ -63,18 +103,34 @@ def store_file(
             session.add(file)
             session.flush()
         if objects.size(name) is None:  # a deletion came between
-            objects.put(name, [data])
+            objects.put(name, pieces)
     return file
 
 
 def read_file(objects: ObjectStore, file: File) -> bytes:
     """The bytes as they were uploaded. Raises StorageUnavailable, ObjectMissing."""
-    name = raw_name(file.tenant_id, file.sha256)
-    data = bytearray(file.bytes)
-    read = objects.read_into(name, memoryview(data))
-    if read != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise ObjectMissing("the stored file is damaged; upload it again")
-    return bytes(data)
+    with open_file(objects, file) as stream:
+        return stream.read()
+
+
+@contextmanager
+def open_file(objects: ObjectStore, file: File) -> Iterator[BinaryIO]:
+    """The bytes as they were uploaded, all read and compared with their hash, as a stream at its start. Raises
+    StorageUnavailable, ObjectMissing."""
+    name, digest, read = raw_name(file.tenant_id, file.sha256), hashlib.sha256(), 0
+    buffer = memoryview(bytearray(min(IN_MEMORY, file.bytes)))
+    with tempfile.SpooledTemporaryFile(IN_MEMORY) as spooled:
+        while read < file.bytes:
+            got = buffer[: objects.read_into(name, buffer[: file.bytes - read], read)]
+            if not len(got):
+                break
+            digest.update(got)
+            spooled.write(got)
+            read += len(got)
+        if digest.hexdigest() != file.sha256:
+            raise ObjectMissing("the stored file is damaged; upload it again")
+        spooled.seek(0)
+        yield cast(BinaryIO, spooled)
 
 
 def delete_file(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, file_id: str) -> bool:

@@ -15,7 +15,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,7 @@ from storage.types import ParsedDocument
 
 _PIECE = 1 << 16  # bytes moved at a time
 _START_S = 60.0  # a child's time to start, which no file pays for
+_LOOK_S = 0.1  # how often a parse that runs is asked whether it is still wanted
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -45,13 +47,14 @@ class ParserPool:
         for child in self._all:
             self._idle.put(child)
 
-    def parse(self, data: bytes, name: str) -> ParsedDocument:
-        """Read one file. Waits for a child to be free. Raises FileError."""
+    def parse(self, data: bytes, name: str, check: Callable[[], None] = lambda: None) -> ParsedDocument:
+        """Read one file. Waits for a child to be free. Raises FileError, and whatever `check` raises, which is called
+        all the while: then the child is killed."""
         child = self._idle.get()
         try:
             if child.files >= self._files:
                 child.stop()
-            return child.parse(data, name)
+            return child.parse(data, name, check)
         finally:
             self._idle.put(child)
 
@@ -86,16 +89,16 @@ class _Child:
         self._memory = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
 
-    def parse(self, data: bytes, name: str) -> ParsedDocument:
+    def parse(self, data: bytes, name: str, check: Callable[[], None]) -> ParsedDocument:
         if self._process is not None and self._process.poll() is not None:
             self.stop()  # it died between two files, which is no fault of this one
         request = {"name": name, "bytes": len(data)}
         answer: dict[str, Any] | None = None
         try:
-            process = self._process or self._start()
+            process = self._process or self._start(check)
             self.files += 1
             with _nonblocking(process):
-                answer = _exchange(process, frame_head(request), data, time.monotonic() + self._wall_s)
+                answer = _exchange(process, frame_head(request), data, _Until(time.monotonic() + self._wall_s, check))
         except TimeoutError as error:
             raise FileError(
                 f"Reading this file took more than {self._wall_s:g} seconds and was stopped.",
@@ -110,7 +113,7 @@ class _Child:
             raise FileError(answer["message"], code=answer["code"])
         return document_of(answer)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, check: Callable[[], None]) -> subprocess.Popen[bytes]:
         arguments = [str(self._memory), str(self._wall_s)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ingest.parser_child", *arguments],
@@ -122,7 +125,7 @@ class _Child:
         )
         self.files = 0
         with _nonblocking(self._process):
-            _answer(self._process, time.monotonic() + _START_S)
+            _answer(self._process, _Until(time.monotonic() + _START_S, check))
         return self._process
 
     def stop(self) -> None:
@@ -146,6 +149,26 @@ def _environment() -> dict[str, str]:
 # --- one exchange over the pipes ---
 
 
+@dataclass(frozen=True)
+class _Until:
+    """When to give up: at a time, or when `check` raises."""
+
+    deadline: float
+    check: Callable[[], None]
+
+    def wait(self, descriptor: int, event: int) -> None:
+        """Return once the pipe is ready. Raises TimeoutError, and whatever `check` raises."""
+        poll = select.poll()
+        poll.register(descriptor, event)
+        while True:
+            self.check()
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            if poll.poll(min(left, _LOOK_S) * 1000):
+                return
+
+
 @contextlib.contextmanager
 def _nonblocking(process: subprocess.Popen[bytes]) -> Iterator[None]:
     for pipe in (process.stdin, process.stdout):
@@ -154,45 +177,37 @@ def _nonblocking(process: subprocess.Popen[bytes]) -> Iterator[None]:
     yield
 
 
-def _exchange(process: subprocess.Popen[bytes], head: bytes, data: bytes, deadline: float) -> dict[str, Any]:
-    """Send a request and read its answer. Raises TimeoutError, EOFError, OSError, ValueError."""
+def _exchange(process: subprocess.Popen[bytes], head: bytes, data: bytes, until: _Until) -> dict[str, Any]:
+    """Send a request and read its answer. Raises TimeoutError, EOFError, OSError, ValueError, and what the check does."""
     assert process.stdin is not None
     for part in (head, data):
-        _send(process.stdin.fileno(), memoryview(part), deadline)
-    return _answer(process, deadline)
+        _send(process.stdin.fileno(), memoryview(part), until)
+    return _answer(process, until)
 
 
-def _answer(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any]:
+def _answer(process: subprocess.Popen[bytes], until: _Until) -> dict[str, Any]:
     """The child's next answer; the first says that it has started. Raises like `_exchange`."""
     assert process.stdout is not None
     read = process.stdout.fileno()
-    (length,) = PREFIX.unpack(_receive(read, PREFIX.size, deadline))
-    answer = json.loads(_receive(read, length, deadline))
+    (length,) = PREFIX.unpack(_receive(read, PREFIX.size, until))
+    answer = json.loads(_receive(read, length, until))
     if not isinstance(answer, dict):
         raise ValueError("the child answered with something else than an object")
     return answer
 
 
-def _wait(descriptor: int, event: int, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    poll = select.poll()
-    poll.register(descriptor, event)
-    if left <= 0 or not poll.poll(left * 1000):
-        raise TimeoutError
-
-
-def _send(descriptor: int, view: memoryview, deadline: float) -> None:
+def _send(descriptor: int, view: memoryview, until: _Until) -> None:
     while view:
-        _wait(descriptor, select.POLLOUT, deadline)
+        until.wait(descriptor, select.POLLOUT)
         with contextlib.suppress(BlockingIOError):
             view = view[os.write(descriptor, view[:_PIECE]) :]
 
 
-def _receive(descriptor: int, length: int, deadline: float) -> bytes:
+def _receive(descriptor: int, length: int, until: _Until) -> bytes:
     parts: list[bytes] = []
     missing = length
     while missing:
-        _wait(descriptor, select.POLLIN, deadline)
+        until.wait(descriptor, select.POLLIN)
         part = os.read(descriptor, min(missing, _PIECE))
         if not part:
             raise EOFError

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, case, func, select
+from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Job, JobFile, KVObject
 
 # Where trying again, without changing the file, can help.
+MOST_ERRORS = 1000  # that a job names; `files_failed` counts all
 RETRYABLE = frozenset("parser_timeout embedding_failed kv_failed storage_error cancelled worker_lost".split())
+_NO_KV = ("failed", "over_quota")
 _STATUS_RANK = ("queued", "in_progress", "cancelling")
 _STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
 
@@ -24,8 +25,7 @@ def view(session: Session, job: Job) -> dict[str, Any]:
     if final is not None:
         progress, errors = final["progress"], final["errors"]
     else:
-        rows = session.scalars(_troubled(job.id)).all()
-        progress, errors = live_progress(session, job), errors_of(session, job, rows)
+        progress, errors = live_progress(session, job), errors_of(session, job)
     return {
         "id": job.id,
         "object": "job",
@@ -44,44 +44,41 @@ def view(session: Session, job: Job) -> dict[str, Any]:
     }
 
 
-def warnings_of(session: Session, job_id: str) -> list[dict[str, Any]]:
-    """What a file that was ingested could not give, e.g. pages without text: [{file_id, filename,
-    message}]."""
-    rows = session.scalars(_troubled(job_id)).all()
-    return [
-        {"file_id": row.file_id, "filename": row.path, "message": row.error_message}
-        for row in rows
-        if row.error_code is None
-    ]
-
-
-def _troubled(job_id: str) -> Select[JobFile]:
-    return (
-        select(JobFile)
-        .where(JobFile.job_id == job_id, JobFile.error_message.is_not(None))
-        .order_by(JobFile.id)
-    )
-
-
-def errors_of(session: Session, job: Job, rows: Sequence[JobFile]) -> list[dict[str, Any]]:
-    """One error per file that failed or is incomplete, then one per file whose KV could not be made."""
-    errors = [_error(r, r.error_code, r.error_message or "") for r in rows if r.error_code is not None]
+def errors_of(session: Session, job: Job) -> list[dict[str, Any]]:
+    """One error per file that failed or is incomplete, then one per file whose KV could not be made; MOST_ERRORS at
+    most."""
+    query = select(JobFile).where(JobFile.job_id == job.id, JobFile.error_code.is_not(None))
+    rows = session.scalars(query.order_by(JobFile.id).limit(MOST_ERRORS))
+    errors = [_error(row, str(row.error_code), row.error_message or "") for row in rows]
     if "error" in job.result:
         errors.insert(0, {"file_id": None, "filename": None, **job.result["error"]})
-    failed = (
+    if session.scalar(select(KVObject.key).where(KVObject.status.in_(_NO_KV)).limit(1)) is None:
+        return errors  # mostly so, and quickly known
+    for row, status, count in session.execute(_without_kv(job.id)):
+        full = status == "over_quota"
+        why = f"{count} chunks have no stored KV{', as the quota is used up' if full else ''}"
+        code = "insufficient_quota" if full else "kv_failed"
+        errors.append(_error(row, code, f"{why}; they are computed when asked"))
+    return errors[:MOST_ERRORS]
+
+
+def _without_kv(job_id: str) -> Any:
+    """Files that are well but for KV that cannot be stored, with how many chunks have none and why."""
+    return (
         select(JobFile, KVObject.status, func.count(ChunkRow.id))
         .join(ChunkRow, ChunkRow.document_id == JobFile.document_id)
         .join(KVObject, KVObject.key == ChunkRow.kv_key)
-        .where(JobFile.job_id == job.id, KVObject.status.in_(("failed", "over_quota")))
+        .where(JobFile.job_id == job_id, JobFile.error_code.is_(None), KVObject.status.in_(_NO_KV))
         .group_by(JobFile.id, KVObject.status)
+        .order_by(JobFile.id)
+        .limit(MOST_ERRORS)
     )
-    for row, status, count in session.execute(failed):
-        if row.error_code is None:
-            full = status == "over_quota"
-            why = f"{count} chunks have no stored KV{', as the quota is used up' if full else ''}"
-            code = "insufficient_quota" if full else "kv_failed"
-            errors.append(_error(row, code, f"{why}; they are computed when asked"))
-    return errors
+
+
+def failed_files(job_id: str) -> ColumnElement[bool]:
+    """Which files of an ended job its errors are about, whether it names them or not."""
+    without = _without_kv(job_id).limit(None).order_by(None).with_only_columns(JobFile.id)
+    return or_(JobFile.error_code.is_not(None), JobFile.id.in_(without))
 
 
 def _error(row: JobFile, code: str, message: str) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import Select, case, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from ingest.job_view import errors_of, live_progress
+from ingest.job_end import end_job, owes_kv
+from ingest.job_view import failed_files
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, KVObject
 from storage.errors import UserError
 
@@ -25,13 +26,14 @@ SEPARATOR = "!/"  # between the path of an archive and that of a file in it
 
 @dataclass(frozen=True)
 class JobItem:
-    """One file of a job to be: what is to happen to which document. An upsert without a file waits for its
-    content."""
+    """One file of a job to be: what is to happen to which document. Without a file it waits for the content whose
+    hash is `sha256`."""
 
     path: str
     document_id: str | None
     file_id: str | None = None
     action: str = "upsert"  # upsert | delete | rename
+    sha256: str | None = None
 
 
 def new_id(prefix: str) -> str:
@@ -131,6 +133,7 @@ def add_items(session: Session, job: Job, items: Sequence[JobItem]) -> None:
             document_id=item.document_id,
             file_id=item.file_id,
             path=item.path,
+            sha256=item.sha256,
             action=item.action,
             status="pending",
             attempt=0,
@@ -163,13 +166,33 @@ def cancel(session: Session, job_id: str) -> None:
     if job is None or job.status not in ACTIVE:
         return
     job.status = "cancelling"
-    waiting = select(JobFile).where(JobFile.job_id == job_id, JobFile.status == "pending")
-    for row in session.scalars(
-        waiting.with_for_update(skip_locked=True)
-    ).all():  # others are just being claimed
-        mark_cancelled(session, row)
+    waiting = select(JobFile.id).where(JobFile.job_id == job_id, JobFile.status == "pending")
+    cancel_waiting(session, waiting, "the job was cancelled")
     _disown_kv(session, job_id)
     settle(session, job_id)
+
+
+def cancel_waiting(session: Session, waiting: Select[int], message: str) -> int:
+    """End all files of a query of ids as cancelled, as `mark_cancelled` does one; how many. Those that are just being
+    claimed are passed over: who claims them reads the job's flag."""
+    session.flush()
+    ids = session.scalars(waiting.with_for_update(of=JobFile, skip_locked=True)).all()
+    ended = {"status": "cancelled", "error_code": "cancelled", "error_message": message, "lease_expires": None}
+    for some in batches(ids):
+        session.execute(_update(JobFile).where(JobFile.id.in_(some)).values(lease_owner=None, **ended))
+        upserts = select(JobFile.document_id).where(JobFile.id.in_(some), JobFile.action == "upsert")
+        kept = case((Document.generation > 0, "completed"), else_="cancelled")
+        session.execute(_update(Document).where(Document.id.in_(upserts)).values(status=kept))
+    session.expire_all()
+    return len(ids)
+
+
+def batches(ids: Sequence[int], size: int = 500) -> Iterable[Sequence[int]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
+
+
+def _update(table: type[Any]) -> Any:
+    return update(table).execution_options(synchronize_session=False)
 
 
 def mark_cancelled(session: Session, row: JobFile, message: str = "the job was cancelled") -> None:
@@ -203,9 +226,8 @@ def retry(session: Session, job_id: str, only: str = "failed") -> Job:
     job = session.get(Job, job_id)
     if job is None or job.status in ACTIVE:
         raise UserError("only a job that has ended can be retried")
-    rows = session.scalars(select(JobFile).where(JobFile.job_id == job_id).order_by(JobFile.id)).all()
     request = {**job.request, "retry_of": job.id}
-    if job.type == "sync" and "waiting" not in job.request:  # its source says what is still to do
+    if job.type == "sync" and not job.request.get("manifest"):  # its source says what is still to do
         return create_job(
             session,
             tenant_id=job.tenant_id,
@@ -214,12 +236,11 @@ def retry(session: Session, job_id: str, only: str = "failed") -> Job:
             request=request,
             planned=False,
         )
-    if only == "failed":
-        named = {error["filename"] for error in errors_of(session, job, rows)}
-        rows = [row for row in rows if row.path in named]
+    query = select(JobFile).where(JobFile.job_id == job_id).order_by(JobFile.id)
+    rows = session.scalars(query.where(failed_files(job_id)) if only == "failed" else query).all()
     if not rows:
         raise UserError("nothing to retry: no file of this job failed")
-    items = [JobItem(row.path, row.document_id, row.file_id, row.action) for row in rows]
+    items = [JobItem(row.path, row.document_id, row.file_id, row.action, row.sha256) for row in rows]
     return create_job(
         session,
         tenant_id=job.tenant_id,
@@ -228,17 +249,6 @@ def retry(session: Session, job_id: str, only: str = "failed") -> Job:
         items=items,
         request=request,
     )
-
-
-def owes_kv(session: Session, job_id: str) -> bool:
-    """Whether a chunk of the job's documents still waits for its KV object."""
-    owed = (
-        select(KVObject.key)
-        .join(ChunkRow, ChunkRow.kv_key == KVObject.key)
-        .join(JobFile, JobFile.document_id == ChunkRow.document_id)
-        .where(JobFile.job_id == job_id, KVObject.status.in_(OPEN_FILE))
-    )
-    return session.scalars(owed.limit(1)).first() is not None
 
 
 def settle(session: Session, job_id: str) -> bool:
@@ -250,13 +260,14 @@ def settle(session: Session, job_id: str) -> bool:
     cancelling = job.status == "cancelling"
     if job.lease_owner is not None or (not is_planned(job) and not cancelling and "error" not in job.result):
         return False
-    counts = _file_counts(session, job_id)
-    if counts.get("pending", 0) + counts.get("leased", 0):
+    session.flush()
+    open_files = select(JobFile.id).where(JobFile.job_id == job_id, JobFile.status.in_(OPEN_FILE))
+    if session.scalars(open_files.limit(1)).first() is not None:
         return False
     if not cancelling and owes_kv(session, job_id):
         advance(session, job_id, "kv")
         return False
-    _end(session, job, counts, cancelling)
+    end_job(session, job, cancelled=cancelling)
     return True
 
 
@@ -264,26 +275,3 @@ def settle_all(session: Session) -> int:
     """Settle every job that has not ended; how many ended now."""
     ids = session.scalars(select(Job.id).where(Job.status.in_(ACTIVE))).all()
     return sum(settle(session, job_id) for job_id in ids)
-
-
-def _file_counts(session: Session, job_id: str) -> dict[str, int]:
-    rows = session.execute(
-        select(JobFile.status, func.count()).where(JobFile.job_id == job_id).group_by(JobFile.status)
-    )
-    return {row[0]: row[1] for row in rows}
-
-
-def _end(session: Session, job: Job, counts: dict[str, int], cancelling: bool) -> None:
-    rows = session.scalars(select(JobFile).where(JobFile.job_id == job.id).order_by(JobFile.id)).all()
-    errors = errors_of(session, job, rows)
-    lost = counts.get("failed", 0) + counts.get("cancelled", 0)
-    if cancelling:
-        job.status = "cancelled"
-    elif "error" in job.result or (rows and lost == len(rows)):
-        job.status = "failed"
-    else:
-        job.status = "completed_with_errors" if errors else "completed"
-    job.finished_at = time.time()
-    job.stage = "commit" if job.status.startswith("completed") else job.stage
-    final = {"progress": {**live_progress(session, job), "eta_seconds": 0.0}, "errors": errors}
-    job.result = {**job.result, "final": final}

@@ -24,6 +24,7 @@ from storage.catalogue.lease import Heartbeat, lease_token, rotate
 from storage.catalogue.schema import Document, Job, JobFile
 from storage.errors import Cancelled
 
+MOST_WORKERS = 64  # jobs whose only file another worker is just claiming may stand before one with a free file
 CANCEL_SECONDS = 0.4  # how often running work looks at its cancel flag
 
 
@@ -40,18 +41,19 @@ class FileLease:
 
 
 def _claimable(now: float) -> ColumnElement[bool]:
-    """Files that may be worked on: due, with content, and not behind an older file of the same document."""
+    """Files that may be worked on: due, with content, and not behind an older file of the same document (which has
+    come by its own)."""
     older = aliased(JobFile)
     behind = select(older.id).where(
         older.document_id == JobFile.document_id,
         older.id < JobFile.id,
         older.status.in_(OPEN_FILE),
-        or_(older.action != "upsert", older.file_id.is_not(None)),
+        older.file_id.is_not(None),
     )
     return and_(
         JobFile.status == "pending",
         or_(JobFile.lease_expires.is_(None), JobFile.lease_expires <= now),
-        or_(JobFile.action != "upsert", JobFile.file_id.is_not(None)),
+        JobFile.file_id.is_not(None),
         ~behind.correlate(JobFile).exists(),
     )
 
@@ -77,19 +79,23 @@ def claim_file(
     with catalogue.write() as session:
         waiting = select(Job.tenant_id).where(*jobs, _has_claimable(now)).distinct()
         tenant = rotate(session.scalars(waiting).all(), last_tenant)
-        row = session.scalars(
-            select(JobFile)
-            .join(Job, Job.id == JobFile.job_id)
-            .where(*jobs, Job.tenant_id == tenant, _claimable(now))
-            .order_by(Job.created_at, JobFile.id)
-            .limit(1)
-            .with_for_update(of=JobFile, skip_locked=True)
-        ).first()
+        row = _first_file(session, [*jobs, Job.tenant_id == tenant], now)
         if row is None or tenant is None:
             return None
         row.status, row.lease_owner, row.lease_expires = "leased", lease_token(owner), now + seconds
         _started(session, row.job_id, now, row.attempt + 1)
         return FileLease(row.id, row.job_id, tenant, row.lease_owner)
+
+
+def _first_file(session: Session, jobs: list[ColumnElement[bool]], now: float) -> JobFile | None:
+    """The oldest job's first file, locked. A job at a time: the index has its files in order, and those of all jobs
+    together would have to be sorted."""
+    waiting = select(Job.id).where(*jobs, _has_claimable(now)).order_by(Job.created_at).limit(MOST_WORKERS)
+    for job_id in session.scalars(waiting).all():
+        files = select(JobFile).where(JobFile.job_id == job_id, _claimable(now)).order_by(JobFile.id).limit(1)
+        if (row := session.scalars(files.with_for_update(of=JobFile, skip_locked=True)).first()) is not None:
+            return row
+    return None
 
 
 def _started(session: Session, job_id: str, now: float, attempt: int) -> None:

@@ -10,8 +10,11 @@ _BLANK = re.compile(rb"\r?\n\r?\n")
 _SIGNS = frozenset({b"message-id", b"mime-version", b"received", b"return-path"})
 
 
-def is_mail(head: bytes) -> bool:
-    """Whether `head` begins with a message's header: fields and nothing else, among them a sender."""
+def is_mail(head: bytes, *, sure: bool = False) -> bool:
+    """Whether `head` begins with a message's header: fields and nothing else, among them a sender.
+
+    `sure`: only with a field that programs write and people do not.
+    """
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
     if mailbox := MAILBOX.match(head):
         head = head[mailbox.end() :].lstrip(b"\r\n")
@@ -24,4 +27,4 @@ def is_mail(head: bytes) -> bool:
             names.add(field[1].lower())
         elif not (names and line[:1] in (b" ", b"\t")):
             return False
-    return b"from" in names and bool(names & _SIGNS or {b"subject", b"to"} <= names)
+    return b"from" in names and bool(names & _SIGNS or (not sure and {b"subject", b"to"} <= names))

@@ -5,10 +5,12 @@ A name says nothing: a `.docx` may be a zip of anything, and a document may be c
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from storage.errors import FileError
 
@@ -16,6 +18,7 @@ READ = frozenset({"docx", "pptx", "xlsx"})  # kinds that have a parser of that n
 _FOLDERS = {b"word/": "docx", b"ppt/": "pptx", b"xl/": "xlsx"}
 _SIGNS = frozenset({b"[Content_Types].xml", b"_rels/.rels", b"docProps/app.xml", b"docProps/core.xml"})
 _STORED_TYPE = b"mimetypeapplication/"  # OpenDocument and EPUB begin with this member, stored
+_FIRST, _LAST = 1 << 16, 2 << 20  # bytes of a long file that are looked at
 _MOST = 20_000  # names looked at
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 # Streams of an OLE container → what it is; a message and a text may hold the others, so they are looked for first.
@@ -46,6 +49,16 @@ def office_kind(data: bytes) -> str | None:
     return parts.most_common(1)[0][0] if parts else None
 
 
+def ends_of(stream: BinaryIO) -> bytes:
+    """A file's first and last bytes, which say of a zip what it is; the stream stands at its beginning afterwards."""
+    head = stream.read(_FIRST)
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(max(len(head), size - _LAST))
+    tail = stream.read()
+    stream.seek(0)
+    return head + tail
+
+
 def office_parser(data: bytes) -> str | None:
     """The parser for an office file, None for another file. Raises FileError for one that cannot be read."""
     kind = office_kind(data)
@@ -68,7 +81,7 @@ def _names(data: bytes) -> Iterator[bytes]:
     size = struct.unpack_from("<I", data, end + 12)[0] if 0 <= end <= len(data) - 22 else 0
     at = end - size
     if size == 0 or at < 0:
-        for match in _LOCAL.finditer(data[:65_536]):
+        for match in _LOCAL.finditer(data[:_FIRST]):
             yield data[match.end() : match.end() + int.from_bytes(match[1], "little")]
         return
     for _ in range(_MOST):

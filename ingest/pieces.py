@@ -21,6 +21,7 @@ _LONGEST_CHARACTERS = 96
 _SHORT = 400  # characters
 _GAP = 4  # blanks after a piece that are counted with it: they stand between it and the next
 _INDENT = 64  # an indentation longer than this is blank space, not structure
+_WIDEST = 300  # characters of a table's header in a heading path
 _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s+|[。！？；!?][”’」』）)]{0,8}\s*|\n[ \t]*\n\s*")
 _LINE = re.compile(r"\n+")
 _WORD = re.compile(r"\S+")
@@ -45,16 +46,27 @@ class Section:
     blocks: tuple[Block, ...]
 
     def headings_at(self, start: int, end: int) -> tuple[str, ...]:
-        """The heading path of a chunk: that of its first text which is not itself a heading."""
+        """The heading path of a chunk: that of its first text which is not itself a heading.
+
+        A chunk that begins inside a table has the table's header at the end of its path.
+        """
         first = bisect_right(self.blocks, start, key=lambda block: block.end)
         found: tuple[str, ...] = ()
         for block in islice(self.blocks, first, None):
             if block.start >= end:
                 break
             found = block.headings
+            if block.kind == "table" and block.header and block.start < start:
+                found = (*found, _one_line(block.header))
             if block.kind != "heading":
                 break
         return found
+
+
+def _one_line(header: str) -> str:
+    """A table's header without what only draws it."""
+    shown = " ".join(" ".join(line.split()) for line in header.split("\n") if any(map(str.isalnum, line)))
+    return shown if len(shown) <= _WIDEST else shown[:_WIDEST] + "…"
 
 
 def sections_of(document: ParsedDocument) -> Iterator[Section]:

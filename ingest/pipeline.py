@@ -21,7 +21,7 @@ from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.expand import Unpacked, commit_members, members, unpack
-from ingest.files import SOURCE_PURPOSE, delete_file, read_file
+from ingest.files import SOURCE_PURPOSE, delete_file, open_file
 from ingest.jobs import advance, lock_job, mark_cancelled, settle
 from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
 from ingest.purge import release, try_sweep
@@ -141,12 +141,13 @@ class Pipeline:
         done_hash = self.done_hash(work.file.sha256, work.row.path, work.corpus.conditioning)
         if work.document.done_hash == done_hash and self._keep(lease, work.file, done_hash):
             return
-        data = read_file(self.objects, work.file)
-        self._stage(lease, "extract", hold)
-        if is_archive(data):
-            found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, data, hold.check)
-            self._commit_archive(lease, work.file, done_hash, found)
-            return
+        with open_file(self.objects, work.file) as stream:
+            self._stage(lease, "extract", hold)
+            if is_archive(stream):
+                found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, stream, hold.check)
+                self._commit_archive(lease, work.file, done_hash, found)
+                return
+            data = stream.read()
         new = self._prepare(lease, work, work.file, data, done_hash, hold)
         hold.check()
         with self.catalogue.write() as session:
@@ -180,7 +181,7 @@ class Pipeline:
     def _prepare(
         self, lease: FileLease, work: Work, file: File, data: bytes, done_hash: str, hold: Hold
     ) -> Prepared:
-        parsed = self.parser.parse(data, work.row.path)
+        parsed = self.parser.parse(data, work.row.path, hold.check)
         self._stage(lease, "chunk", hold)
         chunks = list(self.cut(parsed))
         if not chunks:

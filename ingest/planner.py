@@ -3,10 +3,8 @@ files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -14,7 +12,7 @@ from sqlalchemy.orm import Session
 from ingest.files import SOURCE_PURPOSE, store_file
 from ingest.jobs import JobItem, add_items, advance, attach, settle
 from ingest.leases import owned_plan
-from ingest.sources import Entry, FolderSource, GitSource, Left
+from ingest.sources import Asker, Entry, Left, Reach, Source, open_source
 from ingest.sync import Diff, DoneHash, diff, moves
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, File, Job, JobFile
@@ -24,39 +22,13 @@ from storage.types import ObjectStore
 MOST_SHOWN = 1000  # skipped files that a job names
 
 
-class Source(Protocol):
-    skipped: list[Left]
-
-    def manifest(self) -> list[Entry]: ...
-
-    def read(self, path: str) -> bytes: ...
-
-
-def open_source(source: Mapping[str, Any], roots: Sequence[str]) -> Source:
-    """The source of a corpus. Raises UserError unless it lies, links resolved, under a folder the operator
-    allows."""
-    kind, path = source.get("type"), source.get("path")
-    if kind not in ("folder", "git") or not isinstance(path, str) or not path:
-        raise UserError('a source is {"type": "folder" or "git", "path": …}, a git source may name a "ref"')
-    real = os.path.realpath(path)
-    allowed = [os.path.realpath(root) for root in roots if root]
-    if not any(os.path.commonpath([root, real]) == root for root in allowed):
-        raise UserError(f"the source {path!r} is not in a folder that this server may read")
-    if kind == "folder":
-        return FolderSource(real)
-    ref = source.get("ref", "HEAD")
-    if not isinstance(ref, str):
-        raise UserError('the "ref" of a git source is a branch, tag or commit')
-    return GitSource(real, ref)
-
-
 @dataclass(frozen=True)
 class SourcePlanner:
-    """Finds out the files of a leased sync job. `roots`: the folders from which corpora may be synced."""
+    """Finds out the files of a leased sync job. `reach`: what corpora may be synced from."""
 
     catalogue: Catalogue
     objects: ObjectStore
-    roots: Sequence[str]
+    reach: Reach
     done_hash: DoneHash
 
     def plan(self, job: Job) -> None:
@@ -65,8 +37,14 @@ class SourcePlanner:
             corpus = session.get(Corpus, job.corpus_id)
         if corpus is None:
             raise UserError("the corpus was deleted")
-        source = open_source(corpus.source or {}, self.roots)
-        manifest = [entry for entry in source.manifest() if _is_unicode(entry.path)]
+        source = open_source(corpus.source or {}, self.reach, Asker(corpus.tenant_id, check=lambda: self._check(job)))
+        try:
+            self._plan(job, corpus, source)
+        finally:
+            source.close()
+
+    def _plan(self, job: Job, corpus: Corpus, source: Source) -> None:
+        manifest = _nameable(source)
         with self.catalogue.read() as session:
             found = diff(
                 session,
@@ -74,9 +52,15 @@ class SourcePlanner:
                 manifest,
                 delete_missing=bool(job.request.get("delete_missing", True)),
                 done_hash=self.done_hash,
-                unread=[left.path for left in source.skipped if left.reason.startswith("cannot be")],
+                unread=[left.path for left in source.skipped if left.unread],
             )
-        stored, refused = self._store(job, corpus, source, (*found.modified, *found.added))
+        if found.deleted and not manifest:
+            # A disk that is not mounted, a bucket under another name: far likelier than that everything was deleted.
+            raise UserError(
+                "the source lists no file at all; nothing was deleted. To empty the corpus, sync it with an empty manifest"
+            )
+        dry = bool(job.request.get("dry_run"))
+        stored, refused = ({}, {}) if dry else self._store(job, corpus, source, (*found.modified, *found.added))
         with self.catalogue.write() as session:
             self._write(session, job, found, stored, refused, source.skipped)
 
@@ -90,9 +74,7 @@ class SourcePlanner:
             self._check(job)
             try:
                 data = source.read(path)
-                stored[path] = store_file(
-                    self.catalogue, self.objects, corpus.tenant_id, path, data, SOURCE_PURPOSE
-                )
+                stored[path] = store_file(self.catalogue, self.objects, corpus.tenant_id, path, data, SOURCE_PURPOSE)
             except FileError as error:  # QuotaExceeded is one
                 refused[path] = error
         return stored, refused
@@ -116,13 +98,14 @@ class SourcePlanner:
         corpus = session.get(Corpus, job.corpus_id)
         if corpus is None:
             raise UserError("the corpus was deleted")
-        items = moves(session, corpus.id, found)
+        dry = bool(job.request.get("dry_run"))
+        items = [] if dry else moves(session, corpus.id, found)
         for path, file in stored.items():
             items.append(JobItem(path, attach(session, corpus, path, file.id, file.sha256).id, file.id))
         add_items(session, row, items)
         session.add_all(_refusal(job, path, error) for path, error in refused.items())
         shown = [{"path": _printable(left.path), "reason": left.reason} for left in skipped[:MOST_SHOWN]]
-        row.result = {**row.result, "sync": {**found.shown(), "skipped": shown}}
+        row.result = {**row.result, "sync": {**found.recorded(), "dry_run": dry, "skipped": shown}}
         row.lease_owner = row.lease_expires = None
         advance(session, row.id, "extract")
         session.flush()
@@ -141,9 +124,12 @@ def _refusal(job: Job, path: str, error: FileError) -> JobFile:
     )
 
 
-def _is_unicode(path: str) -> bool:
-    """A name that is not text in any encoding we know cannot be stored, nor asked for by anybody."""
-    return path == _printable(path)
+def _nameable(source: Source) -> list[Entry]:
+    """The source's manifest, without the names that are text in no encoding: they can be neither stored nor asked for."""
+    manifest = source.manifest()
+    odd = [entry.path for entry in manifest if entry.path != _printable(entry.path)]
+    source.skipped += [Left(path, "its name is not text") for path in odd]
+    return [entry for entry in manifest if entry.path not in set(odd)]
 
 
 def _printable(path: str) -> str:

@@ -97,19 +97,23 @@ def release(session: Session, keys: Iterable[str]) -> tuple[int, int]:
 
 
 def sweep(catalogue: Catalogue, kv_delete: KVDelete) -> int:
-    """Delete the objects that are marked, then their rows; how many. Raises StorageUnavailable: what is
-    left stays
-    marked."""
-    swept = 0
+    """Delete the objects that are marked, then their rows; how many. Raises StorageUnavailable: what is left stays marked,
+    and one object that the store will not delete holds up no other."""
+    swept, left, after = 0, 0, ""
     while True:
         with catalogue.write() as session:
-            query = select(KVObject.key).where(KVObject.status == "purge").limit(BATCH)
+            query = select(KVObject.key).where(KVObject.status == "purge", KVObject.key > after)
+            query = query.order_by(KVObject.key).limit(BATCH)
             keys = list(session.scalars(query.with_for_update(skip_locked=True)))
             if not keys:
-                return swept
-            kv_delete(keys)
-            session.execute(delete(KVObject).where(KVObject.key.in_(keys)))
-        swept += len(keys)
+                break
+            refused = set(kv_delete(keys))
+            gone = [key for key in keys if key not in refused]
+            session.execute(delete(KVObject).where(KVObject.key.in_(gone)))
+        swept, left, after = swept + len(gone), left + len(refused), keys[-1]
+    if left:
+        raise StorageUnavailable(f"the object store would not delete {left} objects")
+    return swept
 
 
 def try_sweep(catalogue: Catalogue, kv_delete: KVDelete) -> int:

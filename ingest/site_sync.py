@@ -16,7 +16,7 @@ from storage.catalogue.engine import Catalogue
 from storage.catalogue.insert import insert_into
 from storage.catalogue.schema import KVObject, SiteLink
 from storage.catalogue.sites import PAGE
-from storage.errors import ObjectMissing
+from storage.errors import ObjectMissing, StorageUnavailable
 from storage.site_key import SiteKey
 
 
@@ -76,9 +76,14 @@ class SiteSync:
         with self.catalogue.write() as session:
             for row in _locked(session, keys):
                 row.status, row.lease_owner, row.lease_expires = "purge", None, None
-        self.kv_delete(keys)
+        self._delete(keys)
         with self.catalogue.write() as session:
             session.execute(delete(KVObject).where(KVObject.key.in_(keys), KVObject.status == "purge"))
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """All of them, or StorageUnavailable: what is still here must not be told to be erased."""
+        if left := self.kv_delete(keys):
+            raise StorageUnavailable(f"the object store would not delete {len(left)} objects")
 
     # --- the first exchange of a registration, or after either catalogue was restored from a backup ---
 
@@ -90,7 +95,7 @@ class SiteSync:
         while keys := self._stored(after):
             found = self.parent.call("compare", {"keys": keys})["stored"]
             gone = [key for key in keys if key not in found]
-            self.kv_delete(gone)
+            self._delete(gone)
             with self.catalogue.write() as session:
                 for row in _locked(session, gone):
                     row.status, row.attempt, row.job_id = "pending", 0, None

@@ -6,20 +6,21 @@ A document's identity is its path; its hash decides whether there is work. What 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.detect import suffix_of
 from ingest.expand import is_member
 from ingest.jobs import ACTIVE, JobItem, attach, create_job
+from ingest.languages import suffix_of
 from ingest.sources import Entry
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.errors import UserError
 
+MOST_RECORDED = 1000  # paths of each kind
 # The hash that a document at this path with this content has when it is done.
 DoneHash = Callable[[str, str, str], str]
 
@@ -43,6 +44,10 @@ class Diff:
             "unchanged_count": self.unchanged_count,
         }
 
+    def recorded(self) -> dict[str, Any]:
+        """The same as a job keeps it: some of the paths. Its row is read many times, and its files are rows."""
+        return {name: some[:MOST_RECORDED] if isinstance(some, list) else some for name, some in self.shown().items()}
+
 
 def diff(
     session: Session,
@@ -53,8 +58,8 @@ def diff(
     done_hash: DoneHash,
     unread: Sequence[str] = (),
 ) -> Diff:
-    """Compare a manifest with the corpus. Paths in `unread` are there but could not be read: they are left
-    alone.
+    """Compare a manifest with the corpus. Files and folders in `unread` are there but could not be read: they, and all
+    below them, are left alone.
 
     Raises UserError if a path appears twice."""
     wanted = {entry.path: entry for entry in manifest}
@@ -68,7 +73,9 @@ def diff(
         return document.sha256 == sha256 and document.done_hash == expected
 
     changed = [p for p, e in wanted.items() if p in held and not is_done(held[p], e.sha256)]
-    gone = [path for path in held if path not in wanted and path not in unread] if delete_missing else []
+    left_alone = frozenset(unread)
+    missing = [path for path in held if path not in wanted and not _is_within(path, left_alone)]
+    gone = missing if delete_missing else []
     kept = [held[p] for p in gone if is_done(held[p], held[p].sha256)]
     renamed = _renames([wanted[p] for p in wanted if p not in held], kept)
     sources, targets = {old for old, _ in renamed}, {new for _, new in renamed}
@@ -84,6 +91,11 @@ def diff(
 def _documents(session: Session, corpus_id: str) -> dict[str, Document]:
     rows = session.scalars(select(Document).where(Document.corpus_id == corpus_id).order_by(Document.path))
     return {row.path: row for row in rows if not is_member(row.path)}
+
+
+def _is_within(path: str, folders: Collection[str]) -> bool:
+    """Whether the path, or a folder that it is in, is among these."""
+    return path in folders or any(path[:end] in folders for end, sign in enumerate(path) if sign == "/")
 
 
 def _renames(new: Sequence[Entry], gone: Sequence[Document]) -> list[tuple[str, str]]:
@@ -128,12 +140,10 @@ def sync_manifest(
     sha_of = {entry.path: entry.sha256 for entry in manifest}
     known = _known_files(session, corpus.id)
     items = moves(session, corpus.id, found)
-    waiting = {}
     for path in (*found.modified, *found.added):
         file_id = known.get(sha_of[path])
         if file_id is None:
-            waiting[path] = sha_of[path]
-            items.append(JobItem(path, None))
+            items.append(JobItem(path, None, sha256=sha_of[path]))
         else:
             items.append(JobItem(path, attach(session, corpus, path, file_id, sha_of[path]).id, file_id))
     job = create_job(
@@ -142,9 +152,9 @@ def sync_manifest(
         corpus_id=corpus.id,
         type="sync",
         items=items,
-        request={"delete_missing": delete_missing, "waiting": waiting},
+        request={"delete_missing": delete_missing, "manifest": True},
     )
-    job.result = {"sync": found.shown()}
+    job.result = {"sync": found.recorded()}
     return {**found.shown(), "job_id": job.id}
 
 
@@ -161,21 +171,15 @@ def _known_files(session: Session, corpus_id: str) -> dict[str, str]:
 
 def offer(session: Session, file: File) -> set[str]:
     """Give an uploaded file to the syncs that wait for its content; the jobs that can go on."""
-    query = (
-        select(JobFile, Job)
-        .join(Job, Job.id == JobFile.job_id)
-        .where(
-            Job.tenant_id == file.tenant_id,
-            Job.status.in_(ACTIVE),
-            JobFile.status == "pending",
-            JobFile.action == "upsert",
-            JobFile.file_id.is_(None),
-        )
-    )
+    # By the hash alone, which is in few rows: a database might rather look through all that its tenant waits for.
+    waiting = select(JobFile).where(JobFile.sha256 == file.sha256, JobFile.file_id.is_(None)).order_by(JobFile.job_id, JobFile.id)
     jobs = set()
-    for row, job in session.execute(query).all():
+    for row in session.scalars(waiting).all():
+        job = session.get_one(Job, row.job_id)
+        if row.status != "pending" or job.status not in ACTIVE or job.tenant_id != file.tenant_id:
+            continue
         corpus = session.get(Corpus, job.corpus_id)
-        if corpus is None or job.request.get("waiting", {}).get(row.path) != file.sha256:
+        if corpus is None:
             continue
         row.document_id = attach(session, corpus, row.path, file.id, file.sha256).id
         row.file_id = file.id

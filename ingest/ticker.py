@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ingest import schedules
-from ingest.jobs import ACTIVE, mark_cancelled, settle
+from ingest.jobs import ACTIVE, cancel_waiting, settle
 from ingest.leases import has_work, reap
 from ingest.purge import try_sweep
 from ingest.types import KVDelete, Ring
@@ -67,7 +67,7 @@ class Ticker:
 def expire_uploads(session: Session) -> int:
     """Give up on announced contents that never came."""
     query = (
-        select(JobFile)
+        select(JobFile.id)
         .join(Job, Job.id == JobFile.job_id)
         .where(
             Job.status.in_(ACTIVE),
@@ -77,8 +77,4 @@ def expire_uploads(session: Session) -> int:
             JobFile.file_id.is_(None),
         )
     )
-    rows = session.scalars(query.with_for_update(of=JobFile, skip_locked=True)).all()
-    for row in rows:
-        mark_cancelled(session, row, "the content was not uploaded within a day")
-    session.flush()
-    return len(rows)
+    return cancel_waiting(session, query, "the content was not uploaded within a day")

@@ -3,7 +3,7 @@ embedder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from sqlalchemy.orm import Session
@@ -12,8 +12,9 @@ from storage.catalogue.schema import Corpus, Document
 from storage.policy.types import Decision
 from storage.types import Chunk, ParsedDocument
 
-# Removes stored KV objects from every tier; absent ones are no error. Raises StorageUnavailable.
-KVDelete = Callable[[Sequence[str]], object]
+# Removes stored KV objects from every tier; absent ones are no error. The keys that the store would not delete: they stay
+# owed. Raises StorageUnavailable.
+KVDelete = Callable[[Sequence[str]], Collection[str]]
 Cut = Callable[[ParsedDocument], Sequence[Chunk]]
 # Tells the workers of a queue ("ingest" or "precompute") that rows wait. A bell that is not heard is rung
 # again.
@@ -23,8 +24,8 @@ Decide = Callable[[Document, Corpus], Decision]
 
 
 class Parser(Protocol):
-    def parse(self, data: bytes, name: str) -> ParsedDocument:
-        """Raises FileError."""
+    def parse(self, data: bytes, name: str, check: Callable[[], None]) -> ParsedDocument:
+        """Raises FileError, and whatever `check` raises, which is called again and again."""
         ...
 
 

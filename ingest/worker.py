@@ -1,10 +1,12 @@
-"""The ingest worker's loop: plan a job or claim a file, bring it to its end, and look again."""
+"""The ingest worker's loop: claim a file, bring it to its end, and look again. Jobs are planned in a thread beside, so
+that nobody's file waits while another tenant's source is listed and read."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -25,6 +27,7 @@ from storage.catalogue.schema import Job
 from storage.errors import FILE_ERROR_CODES, Cancelled, Overloaded, PrereadError, StorageUnavailable
 
 log = structlog.get_logger()
+LOOK_SECONDS = 0.5  # how often an idle worker looks for files while it plans
 PLAN_DELAY = 5.0  # seconds until a plan is tried again whose store did not answer
 
 
@@ -49,6 +52,8 @@ class IngestWorker:
     ring: Callable[[str], None]
     lease_seconds: float = 60.0
     _last_tenant: str | None = None
+    _planner: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="plan"))
+    _planning: Future[bool] | None = None
 
     def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
         """Work until nothing is due, `stop()` says so, or the time is up; the number of files that were
@@ -63,13 +68,21 @@ class IngestWorker:
         until = None if seconds is None else time.monotonic() + seconds
         files = 0
         while not stop() and (until is None or time.monotonic() < until):
-            if self._plan_one(job_id):
-                continue
-            if not self._work_one(job_id):
+            if self._planning is None or self._planning.done():
+                self._planning = self._planner.submit(self._plan_one, job_id)
+            if self._work_one(job_id):
+                files += 1
+                self.ring("precompute")
+            elif not self._has_planned(self._planning):
                 break
-            files += 1
-            self.ring("precompute")
         return files
+
+    def _has_planned(self, planning: Future[bool]) -> bool:
+        """Whether to look for files again: a job was planned, or one still is."""
+        try:
+            return planning.result(LOOK_SECONDS)
+        except TimeoutError:
+            return True
 
     def _work_one(self, job_id: str | None) -> bool:
         lease = claim_file(

@@ -9,13 +9,15 @@ control markers, everything that people or documents wrote without. Nothing is e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 from jinja2.exceptions import TemplateError
 
 from precompute.tokenizer import ReaderTokenizer
+from storage.errors import UserError
 
 GROUNDING = (
     "Answer from the numbered passages below and from nothing else. Name the passage you used by its number, like [1]. "
@@ -30,8 +32,17 @@ class Turn:
     content: str
 
 
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """A template may refuse an order of roles, such as two turns of the user in a row."""
+    try:
+        yield
+    except TemplateError as error:
+        raise UserError(f"The model's chat template refuses these messages: {str(error).rstrip('.')}.") from error
+
+
 class PromptFormat:
-    """Builds prompts for one tokenizer and its chat template."""
+    """Builds prompts for one tokenizer and its chat template. Raises UserError for messages that the template refuses."""
 
     def __init__(self, tokenizer: ReaderTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -70,7 +81,10 @@ class PromptFormat:
             first, *rest = [t for t in turns if t.role != "system"] or [Turn("user", "")]
             turns = [Turn(first.role, "\n\n".join([*system, first.content])), *rest]
             rendered = ""
-        return self._fill(rendered or self._render_marks(turns), [t.content for t in turns])
+        if not rendered:
+            with _refusals_told():
+                rendered = self._render_marks(turns)
+        return self._fill(rendered, [t.content for t in turns])
 
     def _render_marks(self, turns: Sequence[Turn]) -> str:
         return self._render([(t.role, _MARK.format(i)) for i, t in enumerate(turns)])
@@ -84,7 +98,8 @@ class PromptFormat:
             rendered = ""
         if documents not in rendered:
             first = turns[0][0], documents + "\n\n" + turns[0][1]
-            rendered = self._render([first, *turns[1:]])
+            with _refusals_told():
+                rendered = self._render([first, *turns[1:]])
         before, _, after = rendered.partition(documents)
         return before, after
 

@@ -9,6 +9,7 @@ import typer
 
 from serving.cli_client import Api, KeyFile, Url, connect, wait_job
 from serving.cli_output import Json, note, show, size, table
+from storage.errors import UserError
 
 ERRORS_SHOWN = 10
 
@@ -21,13 +22,21 @@ def register(app: typer.Typer) -> None:
 def jobs(
     job_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One job in full.")] = None,
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop the job; what it has done stays.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="A new job over its files that failed.")] = False,
     limit: Annotated[int, typer.Option(help="How many of the newest jobs to list.")] = 20,
     url: Url = None,
     key_file: KeyFile = None,
     as_json: Json = False,
 ) -> None:
-    """List jobs, or show one."""
+    """List jobs, or show one; cancel it, or try its failed files again."""
+    if ((cancel or retry) and job_id is None) or (cancel and retry):
+        raise UserError("name one job, and one of --cancel and --retry")
     api = connect(url, key_file)
+    if cancel:
+        api.post(f"/jobs/{job_id}/cancel", {})
+    if retry:
+        job_id = str(api.post(f"/jobs/{job_id}/retry", {"only": "failed"})["id"])
     if job_id is None:
         show(api.get("/jobs", limit=limit)["data"], as_json, _listed)
         return

@@ -41,7 +41,9 @@ from storage.types import Chunk, KVProfile, Miss, ObjectStore, ParsedDocument, T
 if TYPE_CHECKING:
     from ingest.pipeline import Pipeline
     from ingest.site_sync import SiteSync
+    from ingest.sources.types import Reach
     from ingest.ticker import Ticker
+    from ingest.webhooks import Courier
     from ingest.worker import IngestWorker
     from precompute.queue import KVQueue
     from precompute.reader import Reader
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from serving.usage import Meter
 
 log = structlog.get_logger(__name__)
-PARSERS = 2  # version of what the parsers give: part of what makes a document up to date
+PARSERS = 3  # version of what the parsers give: part of what makes a document up to date
 PARSER_CHILDREN = 2
 DEVICE_SHARE = 10  # one part in so many of an accelerator's memory is for stored KV
 FORGET_BATCH = 5000  # of the keys on disk are compared with the catalogue in one tick
@@ -219,9 +221,10 @@ class Wiring:
 
     # --- deletion and repair ---
 
-    def delete_kv(self, keys: Sequence[str]) -> None:
-        self.kv_store.delete(keys)
+    def delete_kv(self, keys: Sequence[str]) -> Collection[str]:
+        left = self.kv_store.delete(keys)
         self._forget(keys)
+        return left
 
     def _forget(self, keys: Collection[str]) -> None:
         """From all memory of this process, without making an engine where there is none."""
@@ -389,12 +392,20 @@ class Wiring:
         return hashlib.sha256(repr(shaping).encode()).hexdigest()
 
     @cached_property
+    def reach(self) -> Reach:
+        from ingest.egress import AllowedHosts
+        from ingest.sources.types import Reach
+
+        s = self.settings
+        hosts = AllowedHosts.parse(s.allowed_hosts)
+        return Reach(s.source_roots.split(":"), hosts, s.data_dir / "credentials", s.data_dir / "scratch")
+
+    @cached_property
     def ingest_worker(self) -> IngestWorker:
         from ingest.planner import SourcePlanner
         from ingest.worker import IngestWorker
 
-        roots = self.settings.source_roots.split(":")
-        planner = SourcePlanner(self.catalogue, self.objects, roots, self.pipeline.done_hash)
+        planner = SourcePlanner(self.catalogue, self.objects, self.reach, self.pipeline.done_hash)
         return IngestWorker(
             self.catalogue, self.pipeline, planner, self.owner, self.ring, self.settings.lease_seconds
         )
@@ -411,6 +422,12 @@ class Wiring:
         return Ticker(
             self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick, storing.tick
         )
+
+    @cached_property
+    def courier(self) -> Courier:
+        from ingest.webhooks import Courier
+
+        return Courier(self.catalogue, self.reach.hosts, self.secret)
 
     @cached_property
     def kv_queue(self) -> KVQueue:
@@ -487,6 +504,7 @@ class Wiring:
             check_engine=self.engine.check,
             placement=self.placement,
             meter=self.meter,
+            reach=self.reach,
             parent=self.parent,
         )
 

@@ -58,6 +58,7 @@ class Settings:
     tick_seconds: float = 2.0
     policy_file: str = ""  # the operator's rules for stored KV, YAML; read again when it changes. See docs/policies.md
     source_roots: str = ""  # folders, ':'-separated, from which corpora may be synced; empty: none
+    allowed_hosts: str = ""  # split by commas: where sources and webhooks may lead; empty: nowhere. See docs/sources.md
 
     @property
     def database(self) -> str:

@@ -14,7 +14,7 @@ class Breaker:
 
     Half-open, one request at a time goes through as a probe: its success closes the breaker, its failure opens it for
     another `cool_down_s`. A probe that is never heard of again is given up after `probe_s`, so that nothing keeps the
-    breaker open for ever.
+    breaker open for ever. `server`: what messages call it.
     """
 
     def __init__(
@@ -23,7 +23,9 @@ class Breaker:
         cool_down_s: float = 5.0,
         probe_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        server: str = "object store",
     ) -> None:
+        self._server = server
         self._threshold, self._cool_down_s, self._probe_s, self._clock = threshold, cool_down_s, probe_s, clock
         self._lock = threading.Lock()
         self._failures = 0  # in a row
@@ -38,7 +40,7 @@ class Breaker:
             now = self._clock()
             if now < self._probe_at:
                 self._refused += 1
-                raise StorageUnavailable(f"object store: not asked, it failed {self._failures} times in a row")
+                raise StorageUnavailable(f"{self._server}: not asked, it failed {self._failures} times in a row")
             self._probe_at = now + self._probe_s
             return True
 

@@ -142,15 +142,29 @@ def decode(buffer: torch.Tensor, key: str, profile: KVProfile, codec: Codec | No
         return refusal.miss
 
 
+def profile_of(view: memoryview) -> KVProfile | Miss:
+    """What a whole object says itself that its profile is, if header and commit mark hold. The sections are not looked at."""
+    try:
+        raw, _ = _read_header(view, len(view), view[-_MARK.size :])
+        return KVProfile(**json.loads(raw)["profile"])
+    except _Refused as refusal:
+        return refusal.miss
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return Miss.DAMAGED
+
+
 def is_whole(view: memoryview, key: str) -> bool:
     """Whether these bytes are an object of this key, complete and undamaged, of whatever profile it says itself. No codec is
     asked: every byte is under a checksum."""
+    profile = profile_of(view)
+    if isinstance(profile, Miss):
+        return False
     try:
         raw, start = _read_header(view, len(view), view[-_MARK.size :])
-        _, sections = _parse_header(raw, key, KVProfile(**json.loads(raw)["profile"]))
+        _, sections = _parse_header(raw, key, profile)
         _check_places(len(view), start, sections)
         _check_padding(view, start, sections)
-    except (_Refused, ValueError, KeyError, TypeError, RecursionError):
+    except _Refused:
         return False
     data = view[start:]
     return all(xxhash.xxh3_128_hexdigest(data[s.offset : s.offset + s.length]) == s.digest for s in sections)

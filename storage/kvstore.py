@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from storage.tiers.chain import Chain
 from storage.tiers.disk import DiskTier
 from storage.tiers.flights import Flights, Found, Landed
-from storage.tiers.types import DAMAGE, Counts, Tier
+from storage.tiers.types import DAMAGE, Counts
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
 
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -40,11 +40,8 @@ class KVStore:
         device: str = "cpu",
         device_bytes: int = 0,
         disk: DiskTier | None = None,
-        origins: Sequence[Tier] = (),
     ) -> None:
-        self.chain = Chain(
-            objects, memory_bytes=memory_bytes, device=device, device_bytes=device_bytes, disk=disk, origins=origins
-        )
+        self.chain = Chain(objects, memory_bytes=memory_bytes, device=device, device_bytes=device_bytes, disk=disk)
         self.codecs = self.chain.codecs
         self._flights = Flights(self._load, self.chain.is_near)
         self._on_damage = on_damage
@@ -85,17 +82,17 @@ class KVStore:
             self._settle(key, each)
         return Records(found)
 
-    def delete(self, keys: Iterable[str]) -> int:
-        """Deletes the objects and forgets them; how many there were.
+    def delete(self, keys: Iterable[str]) -> set[str]:
+        """Deletes the objects, if they are there, and forgets them; the keys that the store would not delete.
 
         Raises StorageUnavailable; some may be deleted by then, so call it again."""
-        keys = [key for key in keys if _KEY.fullmatch(key)]
+        keys = {key for key in keys if _KEY.fullmatch(key)}
         try:
-            deleted = self.chain.delete(keys)
+            left = self.chain.delete(keys)
         finally:
             self._flights.part(keys)
-        self._counts.add(deletes=deleted)
-        return deleted
+        self._counts.add(deletes=len(keys) - len(left))
+        return left
 
     def keys_in_memory(self) -> list[str]:
         """The records that this process would answer without asking the disk or the store."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from storage.breaker import Breaker
 from storage.deadline import latest_end
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable, UserError
 from storage.names import check_name
@@ -20,14 +20,14 @@ from storage.site_key import SiteKey
 CONNECT_SECONDS = 2.0
 READ_SECONDS = 5.0  # without a byte
 DEADLINE_SECONDS = 15.0  # for one call, however steadily its bytes drip
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # for which a parent that does not answer is left alone
+PAUSE_SECONDS = 2.0  # for which a parent that does not answer is left alone
 
 
 class PeerStore:
     """The reading half of an ObjectStore, at a parent site. Safe to share between threads.
 
-    A body that breaks off is resumed where it ended. A parent that does not answer is left alone for a second, then for
-    twice as long each time; one request then tries it. What is read is not verified here: see `ReadThrough`.
+    A body that breaks off is resumed where it ended. A parent that does not answer once is left alone for a while; then one
+    request tries it (see `Breaker`). What is read is not verified here: see `ReadThrough`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PeerStore:
         self._base = f"{_checked(url)}/site/{key.site_id}"
         self._key, self._deadline_s, self._clock = key, deadline_s, clock
         self._http = httpx.Client(timeout=httpx.Timeout(read_s, connect=min(read_s, CONNECT_SECONDS)))
-        self._breaker = _Breaker()
+        self._breaker = Breaker(1, PAUSE_SECONDS, probe_s=2 * deadline_s, server="parent site")
 
     def size(self, name: str) -> int | None:
         """See ObjectStore. None also for what this site may not hold."""
@@ -106,23 +106,22 @@ class PeerStore:
     @contextlib.contextmanager
     def _mapped(self, action: str, gated: bool = True) -> Iterator[None]:
         """The one place where HTTP's troubles become ours. No message quotes a URL: it is signed."""
-        if gated:
-            self._breaker.enter()
+        probe = gated and self._breaker.enter()
         try:
             yield
         except (ObjectMissing, _Refused) as answered:
-            self._breaker.closed()
+            self._breaker.succeeded()
             if isinstance(answered, _Refused):
                 raise StorageUnavailable(f"parent site: {action}: it answered {answered}") from None
             raise
         except (StorageUnavailable, httpx.HTTPError, ValueError, KeyError) as error:
-            self._breaker.opened()
+            self._breaker.failed(probe)
             slow = isinstance(error, StorageTimeout | httpx.TimeoutException)
             raise (StorageTimeout if slow else StorageUnavailable)(
                 f"parent site: {action}: {type(error).__name__}"
             ) from None
         else:
-            self._breaker.closed()
+            self._breaker.succeeded()
 
 
 class _Refused(Exception):
@@ -136,32 +135,6 @@ def _check(status: int) -> None:
         raise StorageUnavailable(f"the parent site answered {status}")
     if status not in (200, 206):
         raise _Refused(str(status))
-
-
-class _Breaker:
-    """Lets requests through until one fails; then none for a while, then one at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pause, self._until, self._trying = 0.0, 0.0, False
-
-    def enter(self) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if self._pause and now < self._until:
-                raise StorageUnavailable("the parent site did not answer just now; it is left alone for a while")
-            if self._pause:
-                self._until, self._trying = now + self._pause, True  # this one tries, the others wait for it
-
-    def opened(self) -> None:
-        with self._lock:
-            if self._trying or not self._pause:  # not for each of those that were under way together
-                self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
-            self._until, self._trying = time.monotonic() + self._pause, False
-
-    def closed(self) -> None:
-        with self._lock:
-            self._pause, self._trying = 0.0, False
 
 
 def _checked(url: str) -> str:

@@ -37,24 +37,6 @@ class TierControl(Protocol):
         ...
 
 
-class NoTiers:
-    """A process that keeps no KV."""
-
-    tiers: tuple[str, ...] = ()
-
-    def keys(self, tier: str) -> Collection[str]:
-        return ()
-
-    def pin(self, tier: str, keys: Collection[str]) -> None:
-        return
-
-    def unpin(self, tier: str, keys: Collection[str]) -> None:
-        return
-
-    def prefetch(self, tier: str, keys: Collection[str]) -> int:
-        return 0
-
-
 class ChainControl:
     """Over a `Chain`. `by_profile`: keys by what their records are read as; keys that it leaves out are not read."""
 

@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,7 @@ class ParagraphParser:
         self.parsed: list[str] = []
         self.accident: Callable[[str], None] = lambda name: None
 
-    def parse(self, data: bytes, name: str) -> ParsedDocument:
+    def parse(self, data: bytes, name: str, check: Callable[[], None] = lambda: None) -> ParsedDocument:
         self.parsed.append(name)
         self.accident(name)
         text = data.decode()
@@ -105,8 +105,9 @@ class Work:
         self.rung: list[str] = []
         self.policy = Policy()
 
-    def delete_kv(self, keys: Sequence[str]) -> None:
+    def delete_kv(self, keys: Sequence[str]) -> Collection[str]:
         self.deleted += keys
+        return ()
 
     def cut(self, parsed: ParsedDocument) -> Sequence[Chunk]:
         return cut(parsed, WordTokenizer(), max_tokens=self.max_tokens)

@@ -9,14 +9,21 @@ from typing import Protocol
 
 from ingest.detect import detect
 from ingest.parsers.code import CodeParser
+from ingest.parsers.csv import CsvParser
 from ingest.parsers.docx import DocxParser
 from ingest.parsers.email import EmailParser
 from ingest.parsers.html import HtmlParser
+from ingest.parsers.ini import IniParser
+from ingest.parsers.json import JsonParser
 from ingest.parsers.markdown import MarkdownParser
+from ingest.parsers.notebook import NotebookParser
 from ingest.parsers.pdf import PdfParser
 from ingest.parsers.pptx import PptxParser
 from ingest.parsers.text import TextParser
+from ingest.parsers.toml import TomlParser
 from ingest.parsers.xlsx import XlsxParser
+from ingest.parsers.xml import XmlParser
+from ingest.parsers.yaml import YamlParser
 from storage.errors import FileError
 from storage.types import ParsedDocument
 
@@ -45,7 +52,7 @@ def parse(data: bytes, name: str) -> ParsedDocument:
 
 
 _ALL: tuple[Parser, ...] = (
-    TextParser(), MarkdownParser(), HtmlParser(), CodeParser(), PdfParser(), DocxParser(), PptxParser(),
-    XlsxParser(), EmailParser(parse),
+    TextParser(), MarkdownParser(), HtmlParser(), CodeParser(), PdfParser(), CsvParser(), JsonParser(), YamlParser(),
+    TomlParser(), IniParser(), XmlParser(), NotebookParser(), DocxParser(), PptxParser(), XlsxParser(), EmailParser(parse),
 )  # fmt: skip
 PARSERS: Mapping[str, Parser] = MappingProxyType({parser.name: parser for parser in _ALL})

@@ -2,66 +2,51 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import pairwise
 
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Node
 
-from ingest.detect import language_of
 from ingest.encoding import decode
+from ingest.languages import LANGUAGES, language_of
 from ingest.parsers.outline import anchors_of
+from ingest.parsers.syntax import Syntax, grammar_of, parsed, text_of
+from ingest.parsers.text import line_blocks
 from storage.types import Block, ParsedDocument
 
-# language → (module of its grammar, function in it)
-_GRAMMARS = {
-    "python": ("tree_sitter_python", "language"),
-    "javascript": ("tree_sitter_javascript", "language"),
-    "typescript": ("tree_sitter_typescript", "language_typescript"),
-    "tsx": ("tree_sitter_typescript", "language_tsx"),
-    "java": ("tree_sitter_java", "language"),
-    "go": ("tree_sitter_go", "language"),
-    "c": ("tree_sitter_c", "language"),
-    "cpp": ("tree_sitter_cpp", "language"),
-    "rust": ("tree_sitter_rust", "language"),
-}
-_CONTAINERS = frozenset(
-    "class_definition class_declaration abstract_class_declaration interface_declaration enum_declaration "
-    "record_declaration class_specifier struct_specifier namespace_definition internal_module impl_item "
-    "trait_item mod_item".split()
-)
-_DEFINITIONS = _CONTAINERS | frozenset(
-    "function_definition function_declaration generator_function_declaration method_definition "
-    "method_declaration constructor_declaration function_item struct_item enum_item union_item "
-    "macro_definition type_declaration type_alias_declaration union_specifier enum_specifier "
-    "function_signature_item".split()
-)
-# Nodes around a definition, and where in them it stands.
-_WRAPPERS = frozenset({"decorated_definition", "export_statement", "template_declaration", "declaration"})
-_PRELUDE = re.compile(r"comment|attribute_item|decorator")
 _BIG = 1500  # bytes above which a statement is opened to look for breaks inside it
 _DEPTH = 6  # classes within classes
+_WIDE = 400  # bytes: what stands further to the right does not begin its line
 
 
 @dataclass(frozen=True)
 class CodeParser:
-    """Functions and classes are definitions, a class by its members; what stands between them is code."""
+    """Functions and classes are definitions, a class by its members; what stands between them is code.
+
+    A file in a language whose grammar is not installed is read line by line.
+    """
 
     name: str = "code"
-    version: int = 1
+    version: int = 2
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
         text = decode(data)
-        module, function = _GRAMMARS[language_of(data, name)]
-        raw = text.encode("utf-8")
-        grammar: Callable[[], object] = getattr(import_module(module), function)
-        tree = Parser(Language(grammar())).parse(raw)
-        outline = _CodeOutline(raw)
-        outline.partition(tree.root_node.children, 0, len(raw), (), "")
-        blocks = outline.in_characters(text)
+        blocks = _outline(text, language_of(data, name)) or line_blocks(text)
         return ParsedDocument(text, tuple(blocks), anchors_of(blocks))
+
+
+def _outline(text: str, language: str | None) -> list[Block]:
+    grammar = grammar_of(language) if language is not None else None
+    if grammar is None or language is None:
+        return []
+    raw = text.encode("utf-8")
+    tree = parsed(grammar, raw)
+    if tree is None:
+        return []
+    outline = _CodeOutline(raw, Syntax.of(LANGUAGES[language]))
+    outline.partition(outline.syntax.flat(tree.root_node.children), 0, len(raw), (), "")
+    return outline.in_characters(text)
 
 
 @dataclass
@@ -69,6 +54,7 @@ class _CodeOutline:
     """Blocks in bytes, as tree-sitter counts them."""
 
     raw: bytes
+    syntax: Syntax
     blocks: list[Block] = field(default_factory=list)
 
     def partition(
@@ -80,14 +66,14 @@ class _CodeOutline:
         prelude: Node | None = None  # the first of the comments and attributes directly above
         for before, node in zip([None, *nodes], nodes, strict=False):
             touching = before is not None and _touches(before, node)
-            if _PRELUDE.search(node.type):
+            if self.syntax.is_prelude(node):
                 prelude = prelude if prelude is not None and touching else node
-            elif (definition := _definition_in(node)) is not None:
+            elif (definition := self.syntax.definition_in(node)) is not None:
                 first = prelude if prelude is not None and touching else node
-                begin = max(position, self._line_start(first.start_byte))
+                begin = max(position, self._line_start(first))
                 stop = min(end, self._line_end(node.end_byte))
                 self._code(between, position, begin, path, header)
-                self._definition(definition, begin, stop, path, header, depth)
+                self._definition(node, definition, begin, stop, path, header, depth)
                 position, prelude, between = max(begin, stop), None, []
                 continue
             else:
@@ -96,23 +82,39 @@ class _CodeOutline:
         self._code(between, position, end, path, header)
 
     def _definition(
-        self, node: Node, start: int, end: int, path: tuple[str, ...], header: str, depth: int
+        self, outer: Node, node: Node, start: int, end: int, path: tuple[str, ...], header: str, depth: int
     ) -> None:
-        body = node.child_by_field_name("body")
-        members = [] if body is None or node.type not in _CONTAINERS or depth >= _DEPTH else body.children
-        begins = [member for member in members if _definition_in(member) is not None]
-        if not begins or body is None:
-            own = (*path, name) if node.type in _CONTAINERS and (name := _name_of(node)) else path
-            self._add("definition", start, end, own, header, _statements(node, self.raw))
+        """`outer` is `node`, or what wraps it."""
+        opened = self.syntax.kind(node) in self.syntax.containers
+        line = self._head(outer, node) if opened else ""
+        within = (*path, self._name(outer, node) or line[:80]) if opened else path
+        members = self.syntax.members(node) if opened and depth < _DEPTH else []
+        begun = next((i for i, member in enumerate(members) if self.syntax.definition_in(member) is not None), None)
+        if begun is None:
+            self._add("definition", start, end, within, header, _statements(node, self.raw))
             return
-        begin = self.raw.rfind(b"\n", 0, node.start_byte) + 1  # with "export" or "public" before it
-        line = self.raw[begin : body.start_byte].decode("utf-8", "replace").strip().rstrip("{").strip()
-        inner = "\n".join(part for part in (header, " ".join(line.split())) if part)
-        within = (*path, _name_of(node) or " ".join(line.split())[:80])
+        while begun and self.syntax.is_prelude(members[begun - 1]) and _touches(members[begun - 1], members[begun]):
+            begun -= 1
         # The class line, its docstring and fields: everything up to the first member that is a definition.
-        first = max(start, self._line_start(_with_prelude(members, begins[0]).start_byte))
+        first = max(start, self._line_start(members[begun]))
         self._add("definition", start, first, within, header, _statements(node, self.raw, until=first))
-        self.partition([m for m in members if m.start_byte >= first], first, end, within, inner, depth + 1)
+        inner = "\n".join(part for part in (header, line) if part)
+        self.partition(members[begun:], first, end, within, inner, depth + 1)
+
+    def _head(self, outer: Node, node: Node) -> str:
+        """A container's first line or lines, without what opens its body."""
+        body = node.child_by_field_name("body")
+        name = self.syntax.name_of(outer, node)
+        stop = self.raw.find(b"\n", name.end_byte if name is not None else node.start_byte)
+        if body is not None and body.type not in self.syntax.groups:
+            stop = body.start_byte
+        begin = node.start_byte - min(node.start_point[1], _WIDE)  # with "export" or "public" before it
+        line = self.raw[begin : stop if stop >= 0 else node.end_byte].decode("utf-8", "replace")
+        return " ".join(line.split()).rstrip("{").strip()
+
+    def _name(self, outer: Node, node: Node) -> str:
+        found = self.syntax.name_of(outer, node)
+        return text_of(found) if found is not None else ""
 
     def _code(self, nodes: Sequence[Node], start: int, end: int, path: tuple[str, ...], header: str) -> None:
         inside = [node for node in nodes if start <= node.start_byte < end]
@@ -126,15 +128,16 @@ class _CodeOutline:
         piece = self.raw[start:end]
         if not piece.strip():
             return
-        first = self._line_start(start + len(piece) - len(piece.lstrip()))
-        begin, stop = max(start, first), start + len(piece.rstrip())
+        first = start + len(piece) - len(piece.lstrip())
+        line = self.raw.rfind(b"\n", start, first) + 1 or start
+        begin, stop = line, start + len(piece.rstrip())
         inside = tuple(offset for offset in breaks if begin < offset < stop)
         self.blocks.append(Block(kind, begin, stop, path, header, inside))
 
-    def _line_start(self, offset: int) -> int:
-        """The start of the line, if nothing but indentation stands before `offset` on it."""
-        line = self.raw.rfind(b"\n", 0, offset) + 1
-        return line if not self.raw[line:offset].strip() else offset
+    def _line_start(self, node: Node) -> int:
+        """The start of a node's line, if nothing but indentation stands before it there."""
+        line = _line_of(node, self.raw)
+        return node.start_byte if line is None else line
 
     def _line_end(self, offset: int) -> int:
         """Past what closes a definition on its own line: a semicolon, a comment."""
@@ -158,42 +161,15 @@ class _CodeOutline:
         ]
 
 
-def _definition_in(node: Node) -> Node | None:
-    """The definition a node is, or wraps (decorator, export, template)."""
-    inner: Node | None = node
-    for _ in range(4):
-        if inner is None or inner.type in _DEFINITIONS:
-            break
-        if inner.type not in _WRAPPERS:
-            return None
-        inner = (
-            inner.child_by_field_name("definition")
-            or inner.child_by_field_name("declaration")
-            or inner.child_by_field_name("type")
-            or next((child for child in inner.named_children if child.type in _DEFINITIONS), None)
-        )
-    if inner is None or inner.type not in _DEFINITIONS:
-        return None
-    # "struct point p;" names a type and defines nothing.
-    return None if inner.type.endswith("_specifier") and inner.child_by_field_name("body") is None else inner
-
-
-def _with_prelude(nodes: Sequence[Node], node: Node) -> Node:
-    first = node
-    for candidate in reversed([n for n in nodes if n.start_byte < node.start_byte]):
-        if not _PRELUDE.search(candidate.type) or not _touches(candidate, first):
-            break
-        first = candidate
-    return first
-
-
 def _touches(upper: Node, lower: Node) -> bool:
     return lower.start_point[0] - upper.end_point[0] <= 1
 
 
-def _name_of(node: Node) -> str:
-    name = node.child_by_field_name("name") or node.child_by_field_name("type")
-    return name.text.decode("utf-8", "replace") if name is not None and name.text else ""
+def _line_of(node: Node, raw: bytes) -> int | None:
+    """The start of the line that a node begins; None if other text stands before it."""
+    column = node.start_point[1]
+    line = node.start_byte - column
+    return line if column <= _WIDE and not raw[line : node.start_byte].strip() else None
 
 
 def _statements(node: Node, raw: bytes, *, own: bool = False, until: int | None = None) -> list[int]:
@@ -205,8 +181,8 @@ def _statements(node: Node, raw: bytes, *, own: bool = False, until: int | None 
         if until is not None and current.start_byte >= until:
             continue
         if counted:
-            line = raw.rfind(b"\n", 0, current.start_byte) + 1
-            if not raw[line : current.start_byte].strip():
+            line = _line_of(current, raw)
+            if line is not None:
                 found.add(line)
         if current.end_byte - current.start_byte > _BIG or not counted:
             stack.extend((child, True) for child in _inner(current))

@@ -28,16 +28,21 @@ class MarkdownParser:
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
         text = decode(data)
-        source = Lines.of(text)
-        front = _FRONT.match(text)
-        skipped = front[0].rstrip("\n").count("\n") + 1 if front else 0
-        body = text if front is None else "\n" * skipped + text[source.starts[skipped] :]
-        blocks = [Block("code", 0, source.end(skipped - 1), ())] if front else []
-        outline = Outline()
-        for tokens in _top_level(_reader().parse(body)):
-            blocks += _blocks(source, tokens, outline)
+        blocks = markdown_blocks(text, Outline())
         title = next((b.headings[-1] for b in blocks if b.kind == "heading"), "")
         return ParsedDocument(text, tuple(blocks), anchors_of(blocks), title)
+
+
+def markdown_blocks(text: str, outline: Outline) -> list[Block]:
+    """The blocks of a Markdown text that stands under the headings of `outline`, which goes on from it."""
+    source = Lines.of(text)
+    front = _FRONT.match(text)
+    skipped = front[0].rstrip("\n").count("\n") + 1 if front else 0
+    body = text if front is None else "\n" * skipped + text[source.starts[skipped] :]
+    blocks = [Block("code", 0, source.end(skipped - 1), ())] if front else []
+    for tokens in _top_level(_reader().parse(body)):
+        blocks += _blocks(source, tokens, outline)
+    return blocks
 
 
 def _reader() -> MarkdownIt:

@@ -21,6 +21,7 @@ from serving.api import (
     sites,
     vector_store_files,
     vector_stores,
+    webhooks,
 )
 from serving.api.economy_metrics import EconomyMetrics
 from serving.api.metrics import Metrics
@@ -41,6 +42,7 @@ ROUTERS = (
     jobs,
     schedules,
     sites,
+    webhooks,
     admin,
     economics,
     health,

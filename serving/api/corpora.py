@@ -44,17 +44,16 @@ class ManifestEntry(BaseModel):
 
 class SyncBody(BaseModel):
     """With a manifest: make the corpus like it, and delete what it lacks if told so. Without: like its
-    source, and delete what that lacks unless told not to."""
+    source, and delete what that lacks unless told not to. A dry run changes nothing; that of a source is a job too, as a
+    worker lists it, and what it has found is at /syncs/{sync_id}."""
 
     manifest: Annotated[list[ManifestEntry], Field(max_length=100_000)] | None = None
     delete_missing: bool | None = None
     dry_run: bool = False
 
-    @model_validator(mode="after")
-    def _dry_with_manifest(self) -> SyncBody:
-        if self.dry_run and self.manifest is None:
-            raise ValueError("a dry run needs a manifest: a source is listed by a worker")
-        return self
+
+Url = Annotated[str, Field(min_length=1, max_length=2000)]
+Credential = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class FolderSource(BaseModel):
@@ -63,9 +62,20 @@ class FolderSource(BaseModel):
 
 
 class GitSource(BaseModel):
+    """A repository on the server by its `path`, or elsewhere by its `url`. `credential`: a name of docs/sources.md."""
+
+    model_config = ConfigDict(extra="forbid")
     type: Literal["git"]
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1)] | None = None
+    url: Url | None = None
     ref: Annotated[str, Field(min_length=1, max_length=200)] = "HEAD"
+    credential: Credential | None = None
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> GitSource:
+        if (self.path is None) == (self.url is None):
+            raise ValueError("give either the path or the url of the repository")
+        return self
 
 
 class SourceBody(BaseModel):
@@ -98,9 +108,14 @@ async def upload_documents(parts: Parts, who: Writer, corpus_id: str, request: R
 @router.post("/sync")
 def sync_corpus(parts: Parts, who: Writer, corpus_id: str, body: SyncBody) -> dict[str, Any]:
     if body.manifest is None:
-        return sync.from_source(parts, who, corpus_id, body.delete_missing is not False)
+        return sync.from_source(parts, who, corpus_id, body.delete_missing is not False, body.dry_run)
     manifest = [Entry(entry.path, entry.sha256, entry.bytes) for entry in body.manifest]
     return sync.from_manifest(parts, who, corpus_id, manifest, bool(body.delete_missing), body.dry_run)
+
+
+@router.get("/syncs/{sync_id}")
+def retrieve_sync(parts: Parts, who: Reader, corpus_id: str, sync_id: str) -> dict[str, Any]:
+    return sync.show(parts, who, corpus_id, sync_id)
 
 
 @router.get("/source")
@@ -110,7 +125,7 @@ def retrieve_source(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]
 
 @router.put("/source")
 def replace_source(parts: Parts, who: Admin, corpus_id: str, body: SourceBody) -> dict[str, Any]:
-    source = None if body.source is None else body.source.model_dump()
+    source = None if body.source is None else body.source.model_dump(exclude_none=True)
     return sync.set_source(parts, who, corpus_id, source)
 
 

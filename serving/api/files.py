@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
 from fastapi import APIRouter, File, Form, Response, UploadFile
+from fastapi.responses import StreamingResponse
 from starlette.datastructures import UploadFile as SentFile
 
+from ingest.files import PIECE
 from serving.api.access import LongPage, Parts, Reader, Writer, deleted
 from serving.api.errors import BadParameter
 from serving.doors import files
@@ -26,7 +30,7 @@ def upload_file(
 ) -> dict[str, Any]:
     if purpose not in PURPOSES:
         raise BadParameter("purpose", f"purpose is one of {', '.join(PURPOSES)}")
-    return files.upload(parts, who, sent_name(file), file.file.read(), purpose)
+    return files.upload(parts, who, sent_name(file), file.file, purpose)
 
 
 @router.get("")
@@ -41,15 +45,23 @@ def retrieve_file(parts: Parts, who: Reader, file_id: str) -> dict[str, Any]:
 
 @router.get("/{file_id}/content")
 def retrieve_file_content(parts: Parts, who: Reader, file_id: str) -> Response:
-    data = files.content(parts, who, file_id)
-    name = quote(files.show(parts, who, file_id)["filename"], safe="")
+    opened = ExitStack()
+    file, stream = opened.enter_context(files.content(parts, who, file_id))
+    name = quote(file.filename, safe="")
     # Always a download: an uploaded page must not run under this service's address.
     headers = {
+        "content-length": str(file.bytes),
         "content-disposition": f"attachment; filename*=UTF-8''{name}",
         "x-content-type-options": "nosniff",
         "content-security-policy": "sandbox",
     }
-    return Response(data, media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(_pieces(opened, stream), media_type="application/octet-stream", headers=headers)
+
+
+def _pieces(opened: ExitStack, stream: BinaryIO) -> Iterator[bytes]:
+    with opened:
+        while piece := stream.read(PIECE):
+            yield piece
 
 
 @router.delete("/{file_id}")

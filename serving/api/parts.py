@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ingest.deletes import Deleter
+from ingest.sources.types import Reach
 from ingest.sync import DoneHash
 from retrieval.search import Retriever
 from serving.engine.types import Engine
@@ -44,6 +45,7 @@ class ApiParts:
     secret: bytes
     placement: Placement
     meter: Meter
+    reach: Reach = field(default_factory=Reach)
     clock: Callable[[], float] = time.time
     check_broker: Callable[[], None] = _well
     check_engine: Callable[[], None] = _well

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ingest import jobs
-from ingest.archive import Extracted, Skipped, expand, is_archive
+from ingest.archive import Skipped, expand, is_archive
 from ingest.job_view import view
 from ingest.jobs import JobItem, attach, create_job
 from serving.api.parts import ApiParts
@@ -65,19 +65,24 @@ def show_files(
     parts: ApiParts, who: Principal, corpus_id: str, batch_id: str, page: Page, status: str | None
 ) -> dict[str, Any]:
     """A page of a batch's files, in the order in which they were given or the reverse."""
+    forwards = page.order == "asc"
     with parts.catalogue.read() as session:
         job = find(session, who, corpus_id, batch_id)
-        rows = session.execute(
+        query = (
             select(JobFile, Document)
             .join(Document, Document.id == JobFile.document_id)
             .where(JobFile.job_id == job.id, JobFile.file_id.is_not(None), *files.open_to(who))
-            .order_by(JobFile.id if page.order == "asc" else JobFile.id.desc())
-        ).all()
+            .order_by(JobFile.id if forwards else JobFile.id.desc())
+        )
+        if status is not None:
+            query = query.where(JobFile.status.in_(documents.statuses_shown_as(status)))
+        if page.after:
+            last = select(JobFile.id).where(JobFile.job_id == job.id, JobFile.file_id == page.after).limit(1)
+            if (after := session.scalar(last)) is not None:
+                query = query.where(JobFile.id > after if forwards else JobFile.id < after)
+        rows = session.execute(query.limit(page.limit + 1)).all()
     shown = [documents.job_file_shape(row, document) for row, document in rows]
-    shown = [item for item in shown if status in (None, item["status"])]
-    ids = [item["id"] for item in shown]
-    first = ids.index(page.after) + 1 if page.after in ids else 0
-    return listing(shown[first : first + page.limit], len(shown) > first + page.limit)
+    return listing(shown[: page.limit], len(shown) > page.limit)
 
 
 def cancel(parts: ApiParts, who: Principal, corpus_id: str, batch_id: str) -> dict[str, Any]:
@@ -92,9 +97,10 @@ def cancel(parts: ApiParts, who: Principal, corpus_id: str, batch_id: str) -> di
 
 def shape(session: Session, job: Job) -> dict[str, Any]:
     """A job as a file batch: done when every file is searchable or has failed; its stored KV may follow."""
-    found = session.scalars(select(JobFile.status).where(JobFile.job_id == job.id))
-    statuses = [documents.shown_status(status) for status in found]
-    counts = {status: statuses.count(status) for status in corpora.COUNTED}
+    counts = dict.fromkeys(corpora.COUNTED, 0)
+    grouped = select(JobFile.status, func.count()).where(JobFile.job_id == job.id).group_by(JobFile.status)
+    for status, count in session.execute(grouped):
+        counts[documents.shown_status(status)] += count
     running = "in_progress" if counts["in_progress"] else "completed"
     return {
         "id": job.id,
@@ -102,7 +108,7 @@ def shape(session: Session, job: Job) -> dict[str, Any]:
         "created_at": int(job.created_at),
         "vector_store_id": job.corpus_id,
         "status": "cancelled" if job.status in ("cancelled", "cancelling") else running,
-        "file_counts": {**counts, "total": len(statuses)},
+        "file_counts": {**counts, "total": sum(counts.values())},
     }
 
 
@@ -115,11 +121,11 @@ def upload(
     with parts.catalogue.read() as session:
         corpora.find(session, who, corpus_id)
     kept, skipped = [], []
-    for item in _unpacked(given):
-        if isinstance(item, Skipped):
-            skipped.append({"path": item.path, "reason": item.reason})
+    for path, found in _unpacked(given):
+        if isinstance(found, Skipped):
+            skipped.append({"path": path, "reason": found.reason})
         else:
-            kept.append((_checked(item.path), files.store(parts, who, item.path, item.data, "assistants")))
+            kept.append((_checked(path), files.store(parts, who, path, found, "assistants")))
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         items = [
@@ -132,13 +138,14 @@ def upload(
     return {**shown, "skipped": skipped}
 
 
-def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[Extracted | Skipped]:
+def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[tuple[str, bytes | BinaryIO | Skipped]]:
+    """Files by path, those of archives one at a time."""
     for path, stream in given:
-        data = stream.read()
-        if is_archive(data):
-            yield from expand(data, path)
-        else:
-            yield Extracted(path, data)
+        if not is_archive(stream):
+            yield path, stream
+            continue
+        for part in expand(stream, path):
+            yield part.path, part if isinstance(part, Skipped) else part.data
 
 
 def _checked(path: str) -> str:

@@ -189,14 +189,22 @@ def job_file_shape(row: JobFile, document: Document) -> dict[str, Any]:
     }
 
 
+_SHOWN_AS = {
+    "done": "completed",
+    "unchanged": "completed",
+    "pending": "in_progress",
+    "leased": "in_progress",
+}
+
+
 def shown_status(status: str) -> str:
     """A job file's status in the vector store's words."""
-    return {
-        "done": "completed",
-        "unchanged": "completed",
-        "pending": "in_progress",
-        "leased": "in_progress",
-    }.get(status, status)
+    return _SHOWN_AS.get(status, status)
+
+
+def statuses_shown_as(shown: str) -> list[str]:
+    """A job file's statuses that are one in the vector store's words."""
+    return [status for status, as_ in _SHOWN_AS.items() if as_ == shown] or [shown]
 
 
 def last_error(code: str | None, message: str | None) -> dict[str, Any] | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
 from sqlalchemy import ColumnElement, String, cast, or_, select
 from sqlalchemy.orm import Session
 
-from ingest.files import delete_file, read_file, store_file
+from ingest.files import delete_file, open_file, store_file
 from ingest.jobs import new_id
 from ingest.sync import offer
 from serving.api.parts import ApiParts
@@ -40,7 +42,7 @@ def open_to(who: Principal) -> list[ColumnElement[bool]]:
     return rule if who.corpora is None else [*rule, Document.corpus_id.in_(who.corpora)]
 
 
-def store(parts: ApiParts, who: Principal, filename: str, data: bytes, purpose: str) -> File:
+def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO, purpose: str) -> File:
     """Keep an upload, and give it to the syncs that wait for it. Same bytes and name are the same file,
     unless the asker may not see that one."""
     file = store_file(parts.catalogue, parts.objects, who.tenant_id, filename, data, purpose)
@@ -67,7 +69,7 @@ def _twin(file: File) -> File:
     )
 
 
-def upload(parts: ApiParts, who: Principal, filename: str, data: bytes, purpose: str) -> dict[str, Any]:
+def upload(parts: ApiParts, who: Principal, filename: str, data: BinaryIO, purpose: str) -> dict[str, Any]:
     """Keep an upload and show it."""
     return shape(store(parts, who, filename, data, purpose))
 
@@ -88,11 +90,13 @@ def show(parts: ApiParts, who: Principal, file_id: str) -> dict[str, Any]:
         return shape(find(session, who, file_id))
 
 
-def content(parts: ApiParts, who: Principal, file_id: str) -> bytes:
-    """The bytes as uploaded. Raises NotFound, StorageUnavailable."""
+@contextmanager
+def content(parts: ApiParts, who: Principal, file_id: str) -> Iterator[tuple[File, BinaryIO]]:
+    """A file, and a stream of its bytes as uploaded. Raises NotFound, ObjectMissing, StorageUnavailable."""
     with parts.catalogue.read() as session:
         file = find(session, who, file_id)
-    return read_file(parts.objects, file)
+    with open_file(parts.objects, file) as stream:
+        yield file, stream
 
 
 def remove(parts: ApiParts, who: Principal, file_id: str) -> None:

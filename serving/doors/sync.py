@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingest.job_view import view
-from ingest.planner import open_source
-from ingest.sources import Entry
+from ingest.sources import Asker, Entry, open_source
 from ingest.sync import queue_sync, sync_manifest
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
-from serving.doors import corpora
+from serving.doors import corpora, jobs
 from storage.catalogue.schema import Corpus
+from storage.errors import NotFound
 
 
-def from_source(parts: ApiParts, who: Principal, corpus_id: str, delete_missing: bool) -> dict[str, Any]:
-    """A job that makes the corpus like its source. Raises NotFound, UserError."""
+def from_source(
+    parts: ApiParts, who: Principal, corpus_id: str, delete_missing: bool, dry_run: bool
+) -> dict[str, Any]:
+    """A job that makes the corpus like its source, or says what that would change. Raises NotFound, UserError."""
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
-        job = queue_sync(session, corpus, {"delete_missing": delete_missing})
+        job = queue_sync(session, corpus, {"delete_missing": delete_missing, "dry_run": dry_run})
         shown = {**view(session, job), "job_id": job.id}
     parts.ring("ingest")
     return shown
@@ -53,6 +55,19 @@ def from_manifest(
     return {"object": "corpus.sync", "corpus_id": corpus_id, **done}
 
 
+def show(parts: ApiParts, who: Principal, corpus_id: str, job_id: str) -> dict[str, Any]:
+    """What a sync of the corpus has found to do, once its source is listed; `skipped`: what it left out, and why.
+
+    Raises NotFound."""
+    with parts.catalogue.read() as session:
+        corpora.find(session, who, corpus_id)
+        job = jobs.find(session, who, job_id)
+        if job.corpus_id != corpus_id or job.type != "sync":
+            raise NotFound(f"No such sync: {job_id!r}")
+        found = job.result.get("sync")
+        return {"object": "corpus.sync", "corpus_id": corpus_id, "job_id": job.id, "status": job.status, "found": found}
+
+
 def get_source(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
     """Where the corpus is synced from; `source` is None if from nowhere. Raises NotFound."""
     with parts.catalogue.read() as session:
@@ -64,7 +79,7 @@ def set_source(
 ) -> dict[str, Any]:
     """Say where the corpus is synced from. Raises NotFound, or UserError if the server may not read there."""
     if source is not None:
-        open_source(source, parts.settings.source_roots.split(":"))
+        open_source(source, parts.reach, Asker(who.tenant_id)).close()
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         corpus.source = source

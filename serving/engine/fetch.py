@@ -7,12 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from precompute.reader import Reader
 from serving.engine.rates import Rates
 from storage.kvstore import KVStore
+from storage.tiers.flights import Found
 from storage.types import KVRecord, Miss, RetrievedChunk, under
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Fetcher:
         self._reader, self._kv, self._on_miss, self._ready = reader, kv_store, on_miss, ready
         self._rates = rates
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv-fetch")
+        self._asking = ThreadPoolExecutor(1, thread_name_prefix="kv-reasons")
 
     def submit(self, generation: TorchGeneration) -> None:
         """Patience begins here, also where all threads wait for a source that has stalled."""
@@ -49,7 +51,8 @@ class Fetcher:
         self._threads.submit(self._fetch, generation, chunks, handing, timer)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._asking):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(
         self, generation: TorchGeneration, chunks: Sequence[RetrievedChunk], handing: _Handing, timer: threading.Timer
@@ -70,13 +73,30 @@ class Fetcher:
         arrivals, begun = generation.arrivals, time.monotonic()
         keys = {chunk.kv_key: chunk.codec for chunk in reversed(chunks) if chunk.kv_key}
         records: dict[str, KVRecord | Miss] = {}
+        explained: dict[str, Future[None]] = {}
+
+        def landed(key: str, found: Found) -> None:
+            if isinstance(found.outcome, Miss):  # asking why may take long, and who tells us must not wait
+                explained[key] = self._asking.submit(self._explain, generation, key, found.outcome)
+            else:
+                arrivals.land(key, found)
+
         for codec in dict.fromkeys(keys.values()):  # a rule may have chosen another for some
             some = [key for key, own in keys.items() if own == codec]
             left = begun + DEADLINE_S - time.monotonic()
-            records |= self._kv.get_many(some, under(self._reader.profile, codec), left, arrivals.land)
+            records |= self._kv.get_many(some, under(self._reader.profile, codec), left, landed)
         self._note_rate([c for c in chunks if arrivals.tiers.get(c.kv_key or "") not in IN_MEMORY], records, begun)
-        generation.reasons.update((key, self._on_miss(key, m)) for key, m in records.items() if isinstance(m, Miss))
+        for key, outcome in records.items():
+            if isinstance(outcome, Miss) and key not in explained:
+                self._explain(generation, key, outcome)
+        for each in explained.values():
+            each.result()
         arrivals.end(records)
+
+    def _explain(self, generation: TorchGeneration, key: str, miss: Miss) -> None:
+        """The reason first: whoever takes the miss reports it."""
+        generation.reasons[key] = self._on_miss(key, miss)
+        generation.arrivals.land(key, Found(miss))
 
     def _note_rate(
         self, chunks: Sequence[RetrievedChunk], records: Mapping[str, KVRecord | Miss], begun: float

@@ -26,6 +26,7 @@ from storage.errors import Overloaded, StorageUnavailable, UserError
 
 Dialect = Literal["sqlite", "postgresql"]
 BUSY_SECONDS = 30.0
+_OVERTAKEN = ("40001", "40P01")  # PostgreSQL's: serialization failure, deadlock detected
 
 
 class Catalogue:
@@ -168,11 +169,11 @@ def _postgresql_engine(url: URL) -> Engine:
 
 @contextmanager
 def _errors_named() -> Iterator[None]:
-    """Give the database's two retryable troubles their names in our tree; let mistakes in our SQL through."""
+    """Give the database's retryable troubles their names in our tree; let mistakes in our SQL through."""
     try:
         yield
     except DBAPIError as error:
-        if sqlite.is_busy(error.orig):
+        if sqlite.is_busy(error.orig) or getattr(error.orig, "sqlstate", None) in _OVERTAKEN:
             raise Overloaded("The catalogue is busy with another write; try again.") from error
         if error.connection_invalidated or _cannot_connect(error.orig):
             raise StorageUnavailable("The catalogue's database does not answer.") from error

@@ -51,7 +51,7 @@ class Corpus(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
     name: Mapped[str] = mapped_column(Text)
     sharing_group: Mapped[str] = mapped_column(String(64))  # the tenant's id unless declared shared
-    source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # {"type":"folder|git",…}
+    source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # {"type": a kind of ingest.sources, …}
     attributes: Mapped[dict[str, Any]]
     settings: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # emphasis, conditioning
     created_at: Mapped[float]
@@ -124,11 +124,15 @@ class KVObject(Base):
     """One owed or stored KV object. Rows are the precompute queue of record."""
 
     __tablename__ = "kv_object"
-    __table_args__ = (Index("kv_queue", "status", "lease_expires"),)
+    __table_args__ = (
+        Index("kv_queue", "status", "lease_expires"),
+        Index("kv_turn", "status", "tenant_id", "created_at"),
+        Index("kv_job", "job_id", "status"),
+    )
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     sharing_group: Mapped[str] = mapped_column(String(64))
-    job_id: Mapped[str | None] = mapped_column(String(64), index=True)  # the job that first asked for it
+    job_id: Mapped[str | None] = mapped_column(String(64))  # the job that first asked for it
     status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | failed | over_quota | purge
     tokens: Mapped[int]
     bytes: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -143,7 +147,11 @@ class Job(Base):
     """The queue of record. `status` becomes terminal once and never changes again."""
 
     __tablename__ = "job"
-    __table_args__ = (Index("job_list", "tenant_id", "created_at"), Index("job_status", "status"))
+    __table_args__ = (
+        Index("job_list", "tenant_id", "created_at"),
+        Index("job_finished", "tenant_id", "finished_at"),
+        Index("job_status", "status"),
+    )
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # job-…
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
     corpus_id: Mapped[str | None] = mapped_column(String(64), index=True)
@@ -167,11 +175,17 @@ class JobFile(Base):
     """One file of a job: the unit that is leased, retried and reported."""
 
     __tablename__ = "job_file"
-    __table_args__ = (UniqueConstraint("job_id", "path"), Index("job_file_queue", "status", "lease_expires"))
+    __table_args__ = (
+        UniqueConstraint("job_id", "path"),
+        Index("job_file_queue", "status", "lease_expires"),
+        # All that a claim looks at, so that its work does not grow with a job's files that are done.
+        Index("job_file_turn", "job_id", "status", "id", "lease_expires", "file_id"),
+    )
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("job.id"))
     document_id: Mapped[str | None] = mapped_column(String(64), index=True)
     file_id: Mapped[str | None] = mapped_column(String(64))
+    sha256: Mapped[str | None] = mapped_column(String(64), index=True)  # of the content that is waited for
     path: Mapped[str] = mapped_column(Text)
     action: Mapped[str] = mapped_column(String(16))  # upsert | delete | rename
     status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | unchanged | failed | cancelled
@@ -307,3 +321,68 @@ class SiteLink(Base):
     pull_after: Mapped[str] = mapped_column(String(64), default="")  # replication goes on behind this key
     pulled_objects: Mapped[int] = mapped_column(BigInteger, default=0)
     pulled_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class SourceItem(Base):
+    """What a path of a corpus's source held when it was last fetched, so that it is not fetched again unchanged."""
+
+    __tablename__ = "source_item"
+    corpus_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    path: Mapped[str] = mapped_column(Text, primary_key=True)
+    tag: Mapped[str] = mapped_column(Text)  # the server's word for the content, e.g. its ETag
+    sha256: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class PushHook(Base):
+    """Where a git host tells that a corpus's source has changed. Its secret is derived from its id."""
+
+    __tablename__ = "push_hook"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # hook-…
+    tenant_id: Mapped[str] = mapped_column(String(64))
+    corpus_id: Mapped[str] = mapped_column(String(64), unique=True)
+    again: Mapped[bool] = mapped_column(default=False)  # something was pushed behind the back of the sync that runs
+    created_at: Mapped[float]
+
+
+class PushDelivery(Base):
+    """A delivery that was good. `digest` is of what was signed: nothing else in a request can be relied on."""
+
+    __tablename__ = "push_delivery"
+    __table_args__ = (Index("push_delivery_at", "at"),)
+    hook_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    delivery_id: Mapped[str] = mapped_column(String(64))  # as the host calls it
+    at: Mapped[float]
+    outcome: Mapped[str] = mapped_column(String(32))  # started | skipped_overlap | follows | ignored
+    job_id: Mapped[str | None] = mapped_column(String(64))
+
+
+class Webhook(Base):
+    """An address that is told of the ends of jobs. Its secret is derived from its id."""
+
+    __tablename__ = "webhook"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # wh-…
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    url: Mapped[str] = mapped_column(Text)
+    events: Mapped[list[str]]
+    corpora: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))  # None: every corpus of the tenant
+    created_at: Mapped[float]
+    looked_at: Mapped[float]  # jobs that ended long before this have been seen
+
+
+class WebhookDelivery(Base):
+    """One event on its way to one address. It is sent by whoever has moved `next_at` on."""
+
+    __tablename__ = "webhook_delivery"
+    __table_args__ = (UniqueConstraint("webhook_id", "job_id"), Index("webhook_due", "status", "next_at"))
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # msg_…
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhook.id"))
+    job_id: Mapped[str] = mapped_column(String(64))
+    payload: Mapped[dict[str, Any]]
+    status: Mapped[str] = mapped_column(String(16))  # pending | delivered | failed
+    attempt: Mapped[int] = mapped_column(default=0)
+    next_at: Mapped[float]
+    answer: Mapped[str | None] = mapped_column(String(200))  # the last one: a status, or why there was none
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from storage.codecs.shelf import CodecShelf
@@ -15,7 +15,7 @@ from storage.tiers.flights import Found
 from storage.tiers.mover import Mover
 from storage.tiers.records import RecordTier
 from storage.tiers.store import StoreTier
-from storage.tiers.types import CacheTier, Copy, Fresh, KeepingTier, Tier
+from storage.tiers.types import CacheTier, Copy, Fresh, Tier
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
 
 MAX_MOVES = 256
@@ -24,7 +24,7 @@ MAX_PREFETCHES = 100_000
 
 
 class Chain:
-    """Device and host memory, local disk, the store that is the records' home, and `origins` behind it.
+    """Device and host memory, local disk, and the store that is the records' home.
 
     What is read is kept by every faster tier: by host memory at once, by the others in the background, where a copy
     that finds the queue full is not moved, and counted. So nothing is only in a fast tier, and demotion is no
@@ -40,7 +40,6 @@ class Chain:
         device: str = "cpu",
         device_bytes: int = 0,
         disk: DiskTier | None = None,
-        origins: Sequence[Tier] = (),
     ) -> None:
         self.codecs = CodecShelf(objects)
         self._memory = RecordTier("memory", memory_bytes)
@@ -49,8 +48,7 @@ class Chain:
         self._home = StoreTier("store", objects)
         disks = [disk] if disk is not None else []
         self._records = [tier for tier in (self._device, self._memory) if tier is not None]
-        self._keepers: list[KeepingTier] = [*disks, self._home]
-        self._sources: list[Tier] = [*self._keepers, *origins]
+        self._sources: list[Tier] = [*disks, self._home]
         caches: list[CacheTier] = [*self._records, *disks]
         self._caches = {tier.name: tier for tier in caches}
         self._mover = Mover("kv-mover", MAX_MOVES, MAX_MOVING_BYTES)
@@ -75,17 +73,16 @@ class Chain:
         codec = self.codecs.find(profile.codec)
         if isinstance(codec, Miss):
             return Found(codec)
-        fresh, reason = self._fresh(key), Miss.ABSENT
+        fresh, outcome = self._fresh(key), Miss.ABSENT
         if self._memory.holds(key) and (found := self.look(key, profile)):
             return found  # another read has brought it meanwhile
-        for number, tier in enumerate(self._sources):
+        for tier in self._sources:
             copy = tier.load(key, profile, codec)
             if isinstance(copy, Copy):
-                self._spread(copy, self._keepers[:number], fresh)
+                self._spread(copy, tier, fresh)
                 return Found(copy.record, tier.name)
-            if tier is not self._disk and reason is Miss.ABSENT:  # what a cache has lost is not lost
-                reason = copy
-        return Found(reason)
+            outcome = copy  # the home's in the end: what a cache has lost is not lost
+        return Found(outcome)
 
     def is_near(self, key: str) -> bool:
         """Whether the disk has it: a read will not wait for the store."""
@@ -110,10 +107,10 @@ class Chain:
             self._move(Copy(record, parts), self._disk, fresh)
         return written
 
-    def delete(self, keys: Collection[str]) -> int:
-        """Delete at home, and forget; how many there were. Raises StorageUnavailable, having forgotten all the same."""
+    def delete(self, keys: Collection[str]) -> set[str]:
+        """Delete at home, and forget; those that are still there. Raises StorageUnavailable, having forgotten all the same."""
         with self._gone(keys):
-            return sum(self._home.delete(key) for key in keys)
+            return self._home.delete(keys)
 
     def forget(self, keys: Collection[str]) -> None:
         """Drop these from every cache, and keep out those that are being read or moved right now."""
@@ -142,14 +139,14 @@ class Chain:
 
     # --- moving -----------------------------------------------------------------------------------------
 
-    def _spread(self, copy: Copy, faster: Sequence[KeepingTier], fresh: Fresh) -> None:
+    def _spread(self, copy: Copy, source: Tier, fresh: Fresh) -> None:
         self._memory.offer(copy, fresh)
         if self._device is not None:
             self._move(Copy(copy.record), self._device, fresh)
-        for tier in faster:
-            self._move(copy, tier, fresh)
+        if self._disk is not None and source is not self._disk:
+            self._move(copy, self._disk, fresh)
 
-    def _move(self, copy: Copy, to: KeepingTier, fresh: Fresh) -> None:
+    def _move(self, copy: Copy, to: CacheTier, fresh: Fresh) -> None:
         if not self._mover.submit(lambda: to.offer(copy, fresh), copy.nbytes):
             to.counts.add(promotions_dropped=1)
 
@@ -173,10 +170,6 @@ class Chain:
     def unpin(self, tier: str, keys: Collection[str]) -> None:
         """These may be evicted again. Raises ValueError for a tier there is not."""
         self._cache(tier).unpin(keys)
-
-    def drop(self, tier: str, keys: Collection[str]) -> None:
-        """Take these out of one tier; they stay where else they are. Raises ValueError for a tier there is not."""
-        self._cache(tier).forget(keys)
 
     def prefetch(self, tier: str, keys: Collection[str], profile: KVProfile) -> int:
         """Bring these into the tier in the background, verified; how many were queued. Raises ValueError for a

@@ -1,18 +1,18 @@
-"""An object store as a tier: the home of all records, or a place where others keep theirs."""
+"""An object store as a tier: the home of all records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from storage.codecs import Codec
 from storage.errors import ObjectMissing, StorageUnavailable
-from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
+from storage.tiers.types import COUNTS, Copy, Counts, count_load, read_record
 from storage.types import KVProfile, Miss, ObjectStore, miss_of
 
 
 class StoreTier:
-    """A KeepingTier over any ObjectStore, without a budget."""
+    """A Tier over any ObjectStore, without a budget."""
 
     def __init__(self, name: str, objects: ObjectStore) -> None:
         self.name = name
@@ -31,23 +31,10 @@ class StoreTier:
         self.counts.add(bytes_written=written)
         return written
 
-    def offer(self, copy: Copy, fresh: Fresh) -> bool:
-        """See KeepingTier: what an origin had becomes ours."""
-        if not fresh():
-            return False
-        try:
-            self.put(copy.record.key, copy.encoded)
-            if fresh():
-                self.counts.add(promotions=1)
-                return True
-            self.delete(copy.record.key)  # deleted while it was being written
-        except StorageUnavailable:
-            self.counts.add(write_errors=1)
-        return False
-
-    def delete(self, key: str) -> bool:
-        """Whether there was such an object. Raises StorageUnavailable."""
-        return self._objects.delete(object_name(key))
+    def delete(self, keys: Collection[str]) -> set[str]:
+        """The keys whose objects are still there. Raises StorageUnavailable, where some may be deleted."""
+        names = {object_name(key): key for key in keys}
+        return {names[name] for name in self._objects.delete_many(list(names))}
 
     def counters(self) -> dict[str, int]:
         """See Tier."""

@@ -57,7 +57,7 @@ class Counts:
 
 
 class Tier(Protocol):
-    """Where records can be read: an object store, a peer site. Safe to share between threads."""
+    """Where records can be read. Safe to share between threads."""
 
     name: str  # as counters and answers have it
 
@@ -71,22 +71,19 @@ class Tier(Protocol):
         ...
 
 
-class KeepingTier(Tier, Protocol):
-    """A tier that keeps copies of what slower ones have."""
+class CacheTier(Tier, Protocol):
+    """A tier that keeps copies of what slower ones have within a budget of bytes; they may go at any time. Nothing in it is
+    anybody's only copy.
+
+    A copy that turns out damaged is dropped, counted and reported as a miss. Calls other than `offer` and
+    `forget` never wait for the medium, except `load` for its own bytes.
+    """
 
     counts: Counts
 
     def offer(self, copy: Copy, fresh: Fresh) -> bool:
         """Keep a copy, if there is room for it and `fresh()` still holds when it is taken in. Never raises."""
         ...
-
-
-class CacheTier(KeepingTier, Protocol):
-    """A tier within a budget of bytes, whose copies may go at any time. Nothing in it is anybody's only copy.
-
-    A copy that turns out damaged is dropped, counted and reported as a miss. Calls other than `offer` and
-    `forget` never wait for the medium, except `load` for its own bytes.
-    """
 
     def touch(self, key: str) -> None:
         """A faster tier was asked for it, so that this one knows that it is in use."""

@@ -68,6 +68,9 @@ def test_jobs_are_listed_and_shown(running: Running) -> None:
     shown = running.shell.json("jobs", listed[0]["id"])
     assert shown["id"] == listed[0]["id"]
     assert listed[0]["id"] in running.shell.run("jobs").stdout
+    assert running.shell.json("jobs", listed[0]["id"], "--cancel") == shown, "what has ended stays as it is"
+    assert "no file of this job failed" in running.shell.run("jobs", listed[0]["id"], "--retry", code=2).stderr
+    assert "name one job" in running.shell.run("jobs", "--cancel", code=2).stderr
     assert "job-nothing" in running.shell.run("jobs", "job-nothing", code=2).stderr
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
 
-from ingest.parsers import parse
+import pytest
+from language_samples import SAMPLES
+
+from ingest.languages import LANGUAGES, language_of
+from ingest.parsers import parse, syntax
 from storage.types import Block, ParsedDocument
 
 PYTHON = '''"""Module."""
@@ -59,47 +63,56 @@ def test_python_functions_and_methods_are_definitions() -> None:
     assert part(document, "import os")[0].headings == ()
 
 
-SAMPLES = {
-    "a.js": (
-        "export class A {\n  go() {\n    return 1;\n  }\n}\nfunction f() {}\n",
-        "go()",
-        "export class A",
-    ),
-    "a.ts": (
-        "export class A<T> {\n  go(): T {\n    return 1;\n  }\n}\ninterface I { x: number }\n",
-        "go()",
-        "class A<T>",
-    ),
-    "a.tsx": ("class A {\n  go() {\n    return <b>x</b>;\n  }\n}\n", "go()", "class A"),
-    "A.java": (
-        "package p;\nclass A extends B {\n  int x;\n  int go() { return x; }\n}\n",
-        "go()",
-        "class A extends B",
-    ),
-    "a.go": ("package p\n\n// Go goes.\nfunc (a *A) Go() int {\n\treturn 1\n}\n", "Go()", ""),
-    "a.c": ("#include <x.h>\nint go(void) {\n  return 1;\n}\n", "go(void)", ""),
-    "a.cpp": ("namespace n {\nclass A {\n public:\n  int go() { return 1; }\n};\n}\n", "go()", "class A"),
-    "a.h": ("class A {\n public:\n  int go() { return 1; }\n};\n", "go()", "class A"),
-    "a.rs": ("struct S;\nimpl S {\n    #[inline]\n    fn go(&self) -> i32 { 1 }\n}\n", "fn go", "impl S"),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_each_language_finds_its_definitions_with_the_class_line(name: str) -> None:
-    text, words, header = SAMPLES[name]
-    document = parse(text.encode(), name)
-    block, _ = part(document, words)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_each_language_has_its_definitions_with_their_comments_and_class(language: str) -> None:
+    sample = SAMPLES[language]
+    assert language_of(sample.text.encode(), sample.file) == language
+    document = parse(sample.text.encode(), sample.file)
+    assert document.text == sample.text
+    block, text = part(document, sample.words)
     assert block.kind == "definition"
-    assert header in block.header if header else block.header == ""
+    assert text.lstrip().startswith(sample.comment)
+    assert (block.headings, block.header) == (sample.path, sample.header)
 
 
-@pytest.mark.parametrize("name", [*SAMPLES, "a.py"])
+def test_a_header_is_read_as_the_language_its_content_shows() -> None:
+    for text, language in [
+        ("class A {\n public:\n  int go() { return 1; }\n};\n", "cpp"),
+        ("#import <x.h>\n@interface A\n@end\n", "objc"),
+        ("int go(void);\n", "c"),
+    ]:
+        assert language_of(text.encode(), "a.h") == language
+
+
+@pytest.mark.parametrize(
+    ("line", "language"),
+    [
+        ("#!/usr/bin/env python3", "python"), ("#!/bin/sh -e", "bash"), ("#!/usr/bin/env -S deno run", "typescript"),
+        ("#!/usr/local/bin/perl5.30", "perl"), ("#!/usr/bin/node", "javascript"), ("#!/opt/bin/unheard", None),
+    ],
+)  # fmt: skip
+def test_a_script_without_a_suffix_is_known_by_its_interpreter(line: str, language: str | None) -> None:
+    assert language_of(f"{line}\nx\n".encode(), "bin/tool") == language
+
+
+def test_a_language_whose_grammar_is_not_installed_is_read_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tree_sitter_go", None)
+    syntax.grammar_of.cache_clear()
+    text = "package p\n\nfunc f() {\n\treturn\n}\n"
+    document = parse(text.encode(), "a.go")
+    syntax.grammar_of.cache_clear()
+    assert document.text == text
+    assert [block.kind for block in document.blocks] == ["code", "code"]
+    assert [text[at:].split("\n")[0] for at in document.blocks[1].breaks] == ["\treturn", "}"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     "broken", ["def f(:\n  x = (\n", "class {{{ é \n}} )) fn\n", "]" * 50 + "🙂 'unclosed\n", "("]
 )
-def test_a_file_with_syntax_errors_is_read_in_full(name: str, broken: str) -> None:
-    sound = SAMPLES.get(name, (PYTHON,))[0]
-    document = parse((broken + sound + broken).encode(), name)
+def test_a_file_with_syntax_errors_is_read_in_full(language: str, broken: str) -> None:
+    sample = SAMPLES[language]
+    document = parse((broken + sample.text + broken).encode(), sample.file)
     reached = 0
     for block in document.blocks:
         assert not document.text[reached : block.start].strip()
@@ -123,3 +136,10 @@ def test_five_thousand_nested_brackets_are_read() -> None:
     text = "x = " + "[" * 5000 + "]" * 5000
     for name in ("a.py", "a.js", "a.go"):
         assert parse(text.encode(), name).text == text
+
+
+def test_a_minified_file_that_a_grammar_would_read_for_ever_is_read_by_lines() -> None:
+    text = "function f(a){return a+1};var b=[1,2,{c:3}];" * 5000  # hours with the grammar of Scala
+    document = parse(text.encode(), "a.scala")
+    assert document.text == text
+    assert [block.kind for block in document.blocks] == ["code"]

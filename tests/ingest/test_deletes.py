@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from fixtures_work import Work, paragraphs
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from ingest.deletes import record_purge
 from ingest.files import delete_file, read_file, store_file
@@ -101,6 +101,33 @@ def test_a_store_that_is_down_owes_the_deletion_and_the_next_sweep_does_it(work:
     assert work.count(KVObject, KVObject.status == "purge") == 2
     assert sweep(work.catalogue, kept) == 2
     assert len(work.deleted) == 2
+    assert work.count(KVObject) == 0
+
+
+def test_what_the_store_will_not_delete_stays_owed_and_holds_up_no_other(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest.purge.BATCH", 2)
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.txt": paragraphs(7)})
+    document = work.document(corpus, "a.txt")
+    assert document is not None
+    with work.catalogue.read() as session:
+        keys = sorted(session.scalars(select(KVObject.key)))
+    refused, asked = {keys[0], keys[3]}, list[str]()
+
+    def refusing(batch: Sequence[str]) -> Collection[str]:
+        asked.extend(batch)
+        return refused.intersection(batch)
+
+    work.delete_kv, kept = refusing, work.delete_kv  # type: ignore[method-assign]
+    assert work.deleter.document("t1", document.id)["kv_owed"] == 2
+    assert asked == keys, "each once"
+    with work.catalogue.read() as session:
+        assert dict(session.execute(select(KVObject.key, KVObject.status)).all()) == dict.fromkeys(refused, "purge")
+    with pytest.raises(StorageUnavailable, match="2 objects"):
+        sweep(work.catalogue, refusing)
+    assert sweep(work.catalogue, kept) == 2
     assert work.count(KVObject) == 0
 
 

@@ -16,7 +16,7 @@ from ingest import isolate
 from ingest.isolate import ParserPool, parse_isolated
 from ingest.parser_child import document_of, document_to
 from ingest.parsers import parse
-from storage.errors import FileError
+from storage.errors import Cancelled, FileError
 
 SELF_REFERRING = b"""%PDF-1.4
 1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj
@@ -72,6 +72,23 @@ def test_a_page_tree_that_refers_to_itself_ends_and_the_next_file_is_read(pool: 
         pool.parse(SELF_REFERRING, "a.pdf")
     assert caught.value.code in {"parser_timeout", "invalid_file"}
     assert pool.parse(b"next", "a.txt").text == "next"
+
+
+def test_a_parse_that_nobody_wants_any_more_is_stopped_at_once_and_its_child_with_it() -> None:
+    with ParserPool(wall_s=600) as pool:
+        pool.parse(b"warm", "a.txt")
+        child = child_of(pool)
+        looks = []
+
+        def check() -> None:
+            looks.append(time.monotonic())
+            if len(looks) > 5 and looks[-1] - looks[0] > 0.3:
+                raise Cancelled("enough")
+
+        with pytest.raises(Cancelled):
+            pool.parse(SLOW * 4, "a.html", check)
+        assert child.poll() == -signal.SIGKILL
+        assert pool.parse(b"next", "a.txt").text == "next"
 
 
 def test_a_child_that_dies_in_a_file_costs_that_file_only() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ import pytest
 from fixtures_work import Work, paragraphs
 from sqlalchemy import select, update
 
+from ingest.isolate import ParserPool
 from ingest.job_view import job_event, progress_id
 from ingest.jobs import cancel, retry, settle_all
 from ingest.leases import claim_file, reap
@@ -168,6 +171,26 @@ def test_cancel_reaches_a_running_file_within_a_second(work: Work) -> None:
     document = work.document(corpus, "a.txt")
     assert document is not None
     assert document.status == "cancelled"
+
+
+def test_cancel_ends_a_parse_that_would_go_on_for_long(work: Work) -> None:
+    corpus = work.corpus()
+    job = work.upload(corpus, {"a.html": b"<div>" * 480_000})
+    with ParserPool(wall_s=600) as pool:
+        pool.parse(b"warm", "a.txt")
+        child = pool._all[0]._process
+        assert child is not None
+        lease = claim_file(work.catalogue, "w", 60)
+        assert lease is not None
+        running = threading.Thread(target=replace(work.pipeline, parser=pool).process, args=(lease,))
+        running.start()
+        time.sleep(0.3)
+        with work.catalogue.write() as session:
+            cancel(session, job)
+        running.join(30)
+        assert work.view(job)["status"] == "cancelled"
+        assert work.view(job)["errors"][0]["code"] == "cancelled"
+        assert child.poll() == -signal.SIGKILL
 
 
 def test_cancel_just_before_the_commit_stores_nothing(work: Work) -> None:

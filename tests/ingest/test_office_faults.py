@@ -93,6 +93,19 @@ def test_an_archive_that_is_called_a_document_is_no_document() -> None:
     assert code_of(out.getvalue()) == "unsupported_file"
 
 
+def test_a_long_file_is_told_by_its_ends() -> None:
+    noise = random.Random(1).randbytes(6 << 20)
+    document = io.BytesIO(repacked(FILES["xlsx"], {"xl/media/image1.png": noise}))
+    assert not is_archive(document)
+    assert document.tell() == 0
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.docx", FILES["docx"])
+        archive.writestr("noise", noise)
+    out.seek(0)
+    assert is_archive(out)
+
+
 def ole(*names: str) -> bytes:
     return OLE + bytes(504) + b"".join(name.encode("utf-16-le").ljust(128, b"\0") for name in names)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from email.message import EmailMessage
@@ -11,6 +14,7 @@ import docx
 import openpyxl
 import pptx
 import pytest
+import yaml
 from fpdf import FPDF
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,6 +138,46 @@ def as_code(elements: Sequence[Element]) -> bytes:
     ).encode()
 
 
+def rows_of(elements: Sequence[Element]) -> list[list[str]]:
+    return [list(row) for _, rows in elements for row in rows]
+
+
+def as_csv(elements: Sequence[Element]) -> bytes:
+    out = io.StringIO()
+    csv.writer(out).writerows(rows_of(elements))
+    return out.getvalue().encode()
+
+
+def as_json(elements: Sequence[Element]) -> bytes:
+    return json.dumps([{"kind": kind, "rows": rows} for kind, rows in elements], ensure_ascii=False, indent=1).encode()
+
+
+def as_yaml(elements: Sequence[Element]) -> bytes:
+    return yaml.safe_dump({f"part {n}": row for n, row in enumerate(rows_of(elements))}, allow_unicode=True).encode()
+
+
+def as_toml(elements: Sequence[Element]) -> bytes:
+    tables = (f"[part{n}]\nrow = {json.dumps(row)}\n" for n, row in enumerate(rows_of(elements)))
+    return "\n".join(tables).encode()
+
+
+def as_ini(elements: Sequence[Element]) -> bytes:
+    sections = (
+        f"[part {n}]\n" + "\n".join(f"k{m} = {text}" for m, text in enumerate(row)) for n, row in enumerate(rows_of(elements))
+    )
+    return "\n\n".join(sections).encode()
+
+
+def as_xml(elements: Sequence[Element]) -> bytes:
+    rows = ("".join(f"<c>{html.escape(text)}</c>" for text in row) for row in rows_of(elements))
+    return f"<?xml version='1.0'?><d>{''.join(f'<r>{row}</r>' for row in rows)}</d>".encode()
+
+
+def as_notebook(elements: Sequence[Element]) -> bytes:
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": [" ".join(row)]} for row in rows_of(elements)]
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}).encode()
+
+
 def as_email(elements: Sequence[Element]) -> bytes:
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = "a@example.org", "b@example.org", "Documents"
@@ -145,7 +189,8 @@ def as_email(elements: Sequence[Element]) -> bytes:
 
 MAKERS: Mapping[str, tuple[Callable[[Sequence[Element]], bytes], str]] = {
     "docx": (as_docx, "a"), "pptx": (as_pptx, "a"), "xlsx": (as_xlsx, "a"), "pdf": (as_pdf, "a"), "html": (as_html, "a"),
-    "markdown": (as_markdown, "a.md"), "text": (as_text, "a.txt"), "code": (as_code, "a.py"), "email": (as_email, "a"),
+    "csv": (as_csv, "a.csv"), "json": (as_json, "a"), "yaml": (as_yaml, "a.yaml"), "toml": (as_toml, "a.toml"),
+    "ini": (as_ini, "a.ini"), "xml": (as_xml, "a"), "notebook": (as_notebook, "a"), "markdown": (as_markdown, "a.md"), "text": (as_text, "a.txt"), "code": (as_code, "a.py"), "email": (as_email, "a"),
 }  # fmt: skip
 
 

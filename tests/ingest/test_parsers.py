@@ -170,17 +170,6 @@ def test_code_in_a_fence_may_be_cut_at_its_lines_but_not_beside_the_fence() -> N
     assert [document.text[at:].split("\n")[0] for at in fence.breaks] == ["", "# no heading", "y = 2"]
 
 
-def test_a_table_in_csv_keeps_its_header_with_the_first_row() -> None:
-    document = parse(b"name,age\nann,1\nbob,2\n", "a.csv")
-    (block,) = document.blocks
-    assert (block.kind, block.header) == ("table", "name,age")
-    assert [document.text[at : at + 3] for at in block.breaks] == ["bob"]
-
-
-def test_records_have_no_headings() -> None:
-    assert texts(parse(b"steps:\n\n1. Build\n\n  - x: 1\n", "a.yaml"), "heading") == []
-
-
 @pytest.mark.parametrize(
     ("data", "name", "parser"),
     [
@@ -193,7 +182,31 @@ def test_records_have_no_headings() -> None:
         (b"#!/usr/bin/env python3\nx = 1", "tool", "code"),
         (b"x", "a.unknown", "text"),
         ("ab".encode("utf-16"), "a.txt", "text"),
-        (b"{}", "a.json", "text"),
+        (b"{}", "a.json", "json"),
+        (b'{"a": 1,', "a.json", "json"),
+        (b'\xef\xbb\xbf {"a": [1]}', "a.txt", "json"),
+        ('[{"a": 1}]'.encode("utf-16"), "export", "json"),
+        (b'{"a": 1}\n{"a": 2}\n', "a.log", "json"),
+        (b'[1]: http://x "a reference"\n', "a.md", "markdown"),
+        (b"{% include x %}\n", "a.html", "html"),
+        (b'{"cells": [], "metadata": {}, "nbformat": 4}', "a.json", "notebook"),
+        (b'{"cells": 3, "nbformat": 4}', "a.ipynb", "json"),
+        (b"<a><b/></a>", "a.txt", "xml"),
+        (b"<a><b></a>", "a.txt", "text"),
+        (b'<?xml version="1.0"?><a>', "a.txt", "xml"),
+        (b'<?xml version="1.0"?>\n<!DOCTYPE html>\n<html/>', "a.xml", "html"),
+        (b"<p>one</p>", "a.md", "markdown"),
+        (b"<svg/>", "a.svg", "xml"),
+        (b"<?php echo 1;", "a.php", "code"),
+        (b"import os\n\ndef f(): return 1\n", "tool", "code"),
+        (b"import of goods\nclass A: fares\n", "note.txt", "text"),
+        (b"a\tb\n1\t2\n3\t4\n", "a.txt", "csv"),
+        (b"a,b,c\n1,2,3\n4,5,6\n", "export", "csv"),
+        (b"Dear all, hello, you\nthis, that, these\nother, words, here.\n", "a.txt", "text"),
+        (b"a: 1", "a.yml", "yaml"),
+        (b"[a]\nb = 1", "a.toml", "toml"),
+        (b"[a]\nb = 1", "a.cfg", "ini"),
+        (b"all:\n\tx", "Makefile", "code"),
     ],
 )
 def test_content_decides_before_the_name_does(data: bytes, name: str, parser: str) -> None:
@@ -227,7 +240,9 @@ def test_control_markers_come_through_unchanged(name: str) -> None:
     assert marks in parse(f"# {written}\n".encode(), name).text
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.py", "a.csv", "a.yaml", "a.html", "a.rs"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.md", "a.py", "a.csv", "a.yaml", "a.html", "a.rs", "a.json", "a.toml", "a.ini", "a.xml", "a.log"]
+)
 @pytest.mark.parametrize(
     "sample", [CONTRACT, MARKDOWN, "\n\n  x\n", "\ry\r\rz", "é\x0b\x0c\n\x1cq", "a\0b" * 0 + "q"]
 )

@@ -8,6 +8,7 @@ from sqlalchemy import select, update
 
 from ingest.files import store_file
 from ingest.planner import SourcePlanner
+from ingest.sources import Reach
 from ingest.worker import IngestWorker
 from precompute import rows
 from storage.catalogue.schema import KVObject, Tenant
@@ -125,7 +126,7 @@ def test_a_sync_names_the_files_that_do_not_fit(work, tmp_path):
         job_id = create_job(
             session, tenant_id="t1", corpus_id=corpus.id, type="sync", request={}, planned=False
         ).id
-    planner = SourcePlanner(work.catalogue, work.objects, [str(tmp_path)], work.pipeline.done_hash)
+    planner = SourcePlanner(work.catalogue, work.objects, Reach([str(tmp_path)]), work.pipeline.done_hash)
     IngestWorker(work.catalogue, work.pipeline, planner, "w1", work.rung.append, 5.0).drain()
     work.compute_kv()
     view = work.view(job_id)

@@ -13,8 +13,8 @@ from sqlalchemy import update
 
 from ingest.files import store_file
 from ingest.jobs import cancel, retry
-from ingest.planner import SourcePlanner, open_source
-from ingest.sources import Entry
+from ingest.planner import SourcePlanner
+from ingest.sources import Asker, Entry, Reach, open_source
 from ingest.sync import offer, queue_reindex, queue_sync, sync_manifest
 from ingest.ticker import expire_uploads
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile, KVObject
@@ -179,7 +179,7 @@ def run_source(work: Work, corpus: Corpus, roots: list[Path]) -> str:
 
 
 def planner(work: Work, roots: list[Path]) -> SourcePlanner:
-    return SourcePlanner(work.catalogue, work.objects, [str(r) for r in roots], work.pipeline.done_hash)
+    return SourcePlanner(work.catalogue, work.objects, Reach([str(r) for r in roots]), work.pipeline.done_hash)
 
 
 def test_a_folder_is_mirrored_and_only_changes_are_read_again(work: Work, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_source_outside_the_allowed_folders_is_refused(work: Work, tmp_path: P
 )
 def test_a_source_of_another_kind_is_refused(source: dict[str, Any]) -> None:
     with pytest.raises(UserError):
-        open_source(source, ["/"])
+        open_source(source, Reach(["/"]), Asker("t1"))
 
 
 def test_a_store_that_is_down_delays_a_sync_and_does_not_lose_it(

@@ -17,6 +17,8 @@ import uvicorn
 from fixtures_work import ParagraphParser, WordEmbedder, Work
 from sqlalchemy.orm import Session
 
+from ingest.egress import AllowedHosts
+from ingest.sources import Reach
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever
 from serving.api.app import build_app
@@ -31,8 +33,9 @@ from storage.errors import Cancelled
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
 from storage.policy.file import PolicyFile
-from storage.tier_control import NoTiers
+from storage.tier_control import ChainControl
 
+LISTED = "127.0.0.1:9"  # the one place where sources and webhooks may lead; nothing listens there
 SECRET = b"a master secret for tests only, 32 bytes"
 
 
@@ -188,7 +191,7 @@ class Site:
             return made
 
 
-def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiParts, Work]:
+def make_parts(folder: Path, engine: EchoEngine, rung: list[str], hosts: str = LISTED) -> tuple[ApiParts, Work]:
     url = f"sqlite:///{folder / 'catalogue.db'}"
     migrate(url)
     catalogue, objects, embedder = open_catalogue(url), FolderStore(folder / "objects"), WordEmbedder()
@@ -196,14 +199,13 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
     index.ensure()
     work = Work(catalogue, objects, IngestSide(index), ParagraphParser())
     rules = folder / "policy.yaml"  # a test that wants one writes it first
-    settings = Settings(
-        data_dir=folder, max_upload_bytes=4 << 20, top_k=4, source_roots=str(folder / "sources")
-    )
+    settings = Settings(data_dir=folder, max_upload_bytes=4 << 20, top_k=4)
+    policy = PolicyFile(rules if rules.exists() else None)
     parts = ApiParts(
         settings=settings,
         catalogue=catalogue,
         objects=objects,
-        kv_store=KVStore(objects),
+        kv_store=(kv := KVStore(objects)),
         deleter=work.deleter,
         retriever=Retriever(catalogue, index, embedder),
         embedder=embedder,
@@ -211,8 +213,9 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str]) -> tuple[ApiPa
         done_hash=work.pipeline.done_hash,
         ring=rung.append,
         secret=SECRET,
-        placement=(placement := Placement(catalogue, PolicyFile(rules if rules.exists() else None), NoTiers())),
+        placement=(placement := Placement(catalogue, policy, ChainControl(kv.chain, lambda keys: {}))),
         meter=Meter(catalogue, placement.used),
+        reach=Reach([str(folder / "sources")], AllowedHosts.parse(hosts), scratch=folder / "scratch"),
     )
     return parts, work
 
@@ -234,9 +237,10 @@ def running(app: Any) -> Iterator[str]:
 
 
 @contextmanager
-def running_site(folder: Path) -> Iterator[Site]:
+def running_site(folder: Path, hosts: str = LISTED) -> Iterator[Site]:
+    """`hosts`: where its sources and webhooks may lead."""
     engine, rung = EchoEngine(), []  # type: tuple[EchoEngine, list[str]]
-    parts, work = make_parts(folder, engine, rung)
+    parts, work = make_parts(folder, engine, rung, hosts)
     key = ensure_admin_key(parts.catalogue, SECRET)
     assert key is not None
     with running(build_app(parts)) as url:

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
 from api_kit import Site, running_site
 from engine_kit import EngineSite
 from fixtures_models import Models
+from fixtures_s3 import S3Server
 from model_kit import Service, Shared, serving
+from rude_server import RudeServer
+from s3_kit import MakeSite, S3Site, connected, impatient
 
 from precompute.embedded import embedded_model
 from serving.engine import rates
 from storage.errors import ModelUnsupported
+from storage.s3 import S3Store
 
 MODELS = Path(__file__).parents[2] / "build" / "test-models"
 
@@ -57,3 +63,37 @@ def engine_site(tiny_models: Models, tmp_path: Path) -> Iterator[EngineSite]:
     yield made
     made.objects.gate.set()
     made.engine.close()
+
+
+@pytest.fixture(scope="session")
+def rude(s3_server: S3Server) -> Iterator[RudeServer]:
+    """What stands before the real S3 server."""
+    with RudeServer(upstream=s3_server.endpoint) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_stores(s3_server: S3Server, rude: RudeServer) -> Iterator[tuple[S3Store, S3Store]]:
+    """The way through the rude server, and past it."""
+    stores = connected(s3_server, rude.endpoint, "engine"), connected(s3_server, s3_server.endpoint, "engine")
+    stores[1].ensure_bucket()
+    yield stores
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def s3_site(
+    rude: RudeServer, s3_stores: tuple[S3Store, S3Store], tiny_models: Models, tmp_path: Path
+) -> Iterator[MakeSite]:
+    """Makes engines over S3. `breaking`: options of `impatient`; the others are EngineSite's."""
+    made: list[S3Site] = []
+
+    def make(breaking: Mapping[str, Any] = MappingProxyType({}), **settings: Any) -> S3Site:
+        through, past = (impatient(store, tmp_path.name, **breaking) for store in s3_stores)
+        made.append(S3Site(tiny_models.reader("llama"), rude, through, past, **settings))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()

@@ -1,12 +1,13 @@
-"""A real engine over a tiny model and a folder, with three chunks stored."""
+"""A real engine over a tiny model and an object store, with three chunks stored."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,12 +43,16 @@ def chunk(number: int, ids: tuple[int, ...], key: str | None = None) -> Retrieve
 
 
 class EngineSite:
-    """An engine over a folder, with three chunks stored."""
+    """An engine over a folder, or over `objects`, with three chunks stored. `tiers`: options of the KVStore."""
 
-    def __init__(self, reader: Reader, root: Path, patience_s: float | None = None, **settings: Any) -> None:
+    def __init__(
+        self, reader: Reader, root: Path, patience_s: float | None = None,
+        objects: Any = None, tiers: Mapping[str, Any] = MappingProxyType({}), **settings: Any,
+    ) -> None:  # fmt: skip
         self.reader, self.root = reader, root
-        self.objects = SlowStore(root)
-        self.engine = TorchEngine(reader, KVStore(self.objects), patience_s=patience_s, **settings)
+        self.objects = objects or SlowStore(root)
+        self.kv = KVStore(self.objects, **tiers)
+        self.engine = TorchEngine(reader, self.kv, patience_s=patience_s, **settings)
         generator = torch.Generator().manual_seed(5)
         ids = [tuple(torch.randint(10, 400, (n,), generator=generator).tolist()) for n in LENGTHS]
         self.chunks: tuple[RetrievedChunk, ...] = tuple(chunk(n, i) for n, i in enumerate(ids))

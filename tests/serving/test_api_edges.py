@@ -264,7 +264,7 @@ def test_a_paragraph_on_two_pages_is_cited_where_it_stands(site: Site, monkeypat
         blocks=tuple(Block("paragraph", s, s + len(p)) for s, p in zip(starts, PAGES, strict=True)),
         anchors=tuple(Anchor(s, page=n) for n, s in enumerate(starts, 1)),
     )
-    monkeypatch.setattr(site.work.parser, "parse", lambda data, name: parsed)
+    monkeypatch.setattr(site.work.parser, "parse", lambda data, name, check: parsed)
     site.corpus_of("contract", {"contract.pdf": text})
     with site.http() as http:
         body = {"model": "echo-1@contract", "messages": [{"role": "user", "content": "repeated clause?"}]}

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_kit import SECRET, Site
+from api_kit import LISTED, SECRET, Site
 
 from serving.auth import NewKey, Principal, create_key
 from storage.catalogue.schema import Tenant
@@ -65,6 +65,7 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("POST", STORE + "/file_batches/{batch_id}/cancel"): Probe(scope=W),
     ("POST", "/v1/corpora/{corpus_id}/documents"): Probe(files={"files": ("n.txt", b"new")}, scope=W),
     ("POST", "/v1/corpora/{corpus_id}/sync"): Probe({"manifest": [], "dry_run": True}, scope=W),
+    ("GET", "/v1/corpora/{corpus_id}/syncs/{sync_id}"): Probe(),
     ("GET", "/v1/corpora/{corpus_id}/source"): Probe(),
     ("PUT", "/v1/corpora/{corpus_id}/source"): Probe({"source": None}, scope="admin"),
     ("GET", "/v1/corpora/{corpus_id}/settings"): Probe(),
@@ -86,6 +87,10 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("GET", "/v1/storage"): Probe(other=200, scope="admin"),
     ("GET", "/v1/usage"): Probe(other=200, scope="admin"),
     ("GET", "/v1/purges/{purge_id}"): Probe(),
+    ("POST", "/v1/webhooks"): Probe({"url": f"http://{LISTED}/", "corpora": ["{corpus}"]}, scope="admin"),
+    ("GET", "/v1/webhooks"): Probe(other=200, scope="admin"),
+    ("GET", "/v1/webhooks/{webhook_id}"): Probe(scope="admin"),
+    ("DELETE", "/v1/webhooks/{webhook_id}"): Probe(scope="admin"),
     ("POST", "/v1/sites"): Probe({"name": "coast", "corpora": ["{corpus}"]}, scope="admin"),
     ("GET", "/v1/sites"): Probe(other=200, scope="admin"),
     ("POST", "/v1/sites/{site_id}/push"): Probe({"corpora": ["{corpus}"]}, scope="admin"),
@@ -110,14 +115,17 @@ def owned_things(site: Site) -> dict[str, str]:
         job = http.get("/v1/jobs").json()["data"][0]["id"]
         source = {"source": {"type": "folder", "path": str(folder)}}
         http.put(f"/v1/corpora/{corpus}/source", json=source).raise_for_status()
+        sync = http.post(f"/v1/corpora/{corpus}/sync", json={}).json()["job_id"]
         schedule = http.post("/v1/schedules", json={"corpus_id": corpus, "cron": "0 3 * * *"}).json()["id"]
         key = http.post("/v1/api_keys", json={"name": "spare"}).json()["id"]
         registered = http.post("/v1/sites", json={"name": "edge", "corpora": [corpus]}).json()["id"]
+        webhook = http.post("/v1/webhooks", json={"url": f"http://{LISTED}/", "corpora": [corpus]}).json()["id"]
         spare = http.post("/v1/vector_stores", json={"name": "spare"}).json()["id"]
         purge = http.delete(f"/v1/vector_stores/{spare}").json()["job_id"]
     return {
         "vector_store_id": corpus, "corpus_id": corpus, "corpus": corpus, "file_id": file, "file": file,
         "batch_id": job, "job_id": job, "schedule_id": schedule, "key_id": key, "site_id": registered, "purge_id": purge,
+        "sync_id": sync, "webhook_id": webhook,
         "model": f"echo-1@{corpus}",
     }  # fmt: skip
 
@@ -187,7 +195,7 @@ def snapshot(site: Site, things: dict[str, str]) -> list[Any]:
     """What the owner sees of all that another tenant must not be able to change."""
     with site.http() as http:
         corpus = http.get(f"/v1/vector_stores/{things['corpus']}").json()
-        rest = [http.get(f"/v1/{name}").json()["data"] for name in ("files", "jobs", "schedules", "api_keys")]
+        rest = [http.get(f"/v1/{name}").json()["data"] for name in ("files", "jobs", "schedules", "webhooks", "api_keys")]
     return [corpus, *rest]
 
 

@@ -23,7 +23,7 @@ from serving.engine.fetch import DEADLINE_S
 from serving.engine.rates import PATIENCE, WEIGHT, Rates
 from serving.engine.sessions import BlendSession
 from serving.engine.types import Emphasis
-from storage.types import RetrievedChunk
+from storage.types import Miss, RetrievedChunk
 
 CHUNKS = (40, PIECE + 30, 60, 25)
 
@@ -184,6 +184,27 @@ def test_what_is_not_stored_says_nothing_about_the_source(hasty: EngineSite) -> 
         hasty.path(number).unlink()
     assert [c.reason for c in hasty.answer().report.not_reused] == ["absent"] * 3
     assert rates.load_tokens_per_s is None
+
+
+def test_a_reason_found_before_the_fetch_has_ended_is_the_one_reported(tiny_models: Models, tmp_path: Path) -> None:
+    """One chunk's KV is still owed; the others stall until the answer is there, which was begun without them."""
+    held = threading.Event()
+
+    def why(key: str, miss: Miss) -> str:
+        held.set()
+        return f"{miss} but owed"
+
+    site = EngineSite(tiny_models.reader("llama"), tmp_path, patience_s=2.0, on_miss=why)
+    site.path(1).unlink()
+    site.objects.gate.clear()
+    outcome = site.answer()
+    assert held.is_set()
+    assert not site.objects.gate.is_set()
+    assert [c.reason for c in outcome.report.not_reused if c.chunk_id == 1] == ["absent but owed"]
+    assert [c.reason for c in outcome.report.not_reused if c.chunk_id != 1] == ["slow", "slow"]
+    site.objects.gate.set()
+    assert outcome.text == site.answer(method="full").text
+    site.engine.close()
 
 
 def test_the_next_answer_uses_what_came_too_late_for_the_last(tiny_models: Models, tmp_path: Path) -> None:

@@ -264,6 +264,48 @@ def test_a_python_without_extensions_says_what_to_install(monkeypatch: pytest.Mo
 
 
 @pytest.mark.services
+@pytest.mark.services
+def test_who_loses_a_deadlock_on_postgresql_may_try_again(postgres_url: str) -> None:
+    migrate(postgres_url)
+    catalogue = open_catalogue(postgres_url)
+    with catalogue.write() as session:
+        session.add_all([tenant("a"), tenant("b")])
+    met, refused = threading.Barrier(2), []
+
+    def write(names: tuple[str, str]) -> None:
+        try:
+            with catalogue.write() as session:
+                session.get(Tenant, names[0], with_for_update=True)
+                met.wait(20)
+                session.get(Tenant, names[1], with_for_update=True)
+        except PrereadError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=write, args=(names,)) for names in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    catalogue.close()
+    assert [type(error) for error in refused] == [Overloaded]
+    assert refused[0].retryable
+
+
+@pytest.mark.services
+def test_a_serialization_failure_on_postgresql_is_retryable(postgres_url: str) -> None:
+    migrate(postgres_url)
+    catalogue = open_catalogue(postgres_url)
+    with catalogue.write() as session:
+        session.add(tenant("a"))
+    with pytest.raises(Overloaded), catalogue.write() as session:  # noqa: PT012 - the whole transaction is what is refused
+        session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+        session.scalar(select(Tenant.name))
+        with catalogue.write() as other:
+            other.get_one(Tenant, "a").name = "first"
+        session.execute(text("UPDATE tenant SET name = 'second'"))
+    catalogue.close()
+
+
 def test_an_unreachable_postgresql_is_a_retryable_refusal() -> None:
     catalogue = open_catalogue("postgresql://nobody@127.0.0.1:9/none")
     with pytest.raises(StorageUnavailable) as refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def test_a_deleted_record_is_absent_and_counted(objects):
     store = KVStore(objects, memory_bytes=1 << 20)
     store.put(RECORDS[0])
     assert same(store.get(KEYS[0], PROFILE), RECORDS[0])
-    assert store.delete([KEYS[0], KEYS[1], "../../etc/passwd"]) == 1
+    assert store.delete([KEYS[0], "../../etc/passwd"]) == set()
     assert store.get(KEYS[0], PROFILE) is Miss.ABSENT
     assert store.counters()["deletes"] == 1
     assert store.counters()["memory_bytes"] == 0
@@ -222,13 +222,33 @@ def test_a_deletion_that_fails_forgets_all_the_same(folder, monkeypatch):
     store = KVStore(folder, memory_bytes=1 << 20)
     store.get(KEYS[0], PROFILE)
 
-    def fail(name: str) -> bool:
+    def fail(names: Sequence[str]) -> dict[str, str]:
         raise StorageUnavailable("no")
 
-    monkeypatch.setattr(folder, "delete", fail)
+    monkeypatch.setattr(folder, "delete_many", fail)
     with pytest.raises(StorageUnavailable):
         store.delete([KEYS[0]])
     assert store.counters()["memory_bytes"] == 0
+    assert store.counters()["deletes"] == 0
+
+
+def test_what_the_store_will_not_delete_is_named_and_the_others_go(folder, monkeypatch):
+    store, real = KVStore(folder, memory_bytes=1 << 20), folder.delete
+    for key in KEYS[:3]:
+        store.get(key, PROFILE)
+
+    def refuse(name: str) -> bool:
+        if KEYS[1] in name:
+            raise StorageUnavailable("AccessDenied")
+        return real(name)
+
+    monkeypatch.setattr(folder, "delete", refuse)
+    assert store.delete(KEYS[:3]) == {KEYS[1]}
+    assert store.counters()["deletes"] == 2
+    assert store.counters()["memory_bytes"] == 0, "it is wanted no more, wherever it lies"
+    assert [key for key in KEYS[:3] if folder.size(name(key))] == [KEYS[1]]
+    monkeypatch.undo()
+    assert store.delete([KEYS[1]]) == set()
 
 
 # --- stores that stall or fail ---

@@ -17,7 +17,7 @@ from rude_server import RudeServer
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable, UserError
 from storage.folder import FolderStore
 from storage.format import encode, is_whole
-from storage.peer import PeerStore
+from storage.peer import PAUSE_SECONDS, PeerStore
 from storage.readthrough import ReadThrough
 from storage.site_key import SiteKey, site_secret
 
@@ -109,8 +109,8 @@ def test_a_parent_that_fails_is_left_alone_and_tried_again(
             peer.size(NAME)
     assert len(parent.requests) == asked, "nobody waits for a parent that is down"
     parent.always = None
-    later = time.monotonic() + 1.1
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    later = time.monotonic() + PAUSE_SECONDS + 0.1
+    monkeypatch.setattr(peer._breaker, "_clock", lambda: later)
     assert peer.size(NAME) == len(DATA)
     assert peer.size(NAME) == len(DATA)
 

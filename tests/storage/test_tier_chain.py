@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from storage.kvstore import KVStore
 from storage.tiers.disk import DiskTier
 from storage.tiers.flights import MAX_READERS
 from storage.tiers.mover import Mover
-from storage.tiers.store import StoreTier, object_name
+from storage.tiers.store import object_name
 from storage.types import KVRecord, Miss
 
 
@@ -158,7 +158,7 @@ def test_who_asks_after_a_deletion_does_not_join_a_read_from_before(gate: Gate) 
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(store.get, KEYS[0], PROFILE)
         assert gate.begun.wait(10)
-        assert store.delete(KEYS[:1]) == 1
+        assert store.delete(KEYS[:1]) == set()
         assert store.get_many(KEYS[:1], PROFILE, 10) == {KEYS[0]: Miss.ABSENT}
         gate.go.set()
         assert same(early.result(), RECORDS[0])
@@ -222,7 +222,7 @@ def test_what_leaves_the_device_is_in_memory(gate: Gate) -> None:
     for key in KEYS[:2]:
         store.get(key, PROFILE)
     assert store.chain.flush(20)
-    store.chain.drop("memory", KEYS[:2])
+    store.chain._memory.forget(KEYS[:2])
     store.get(KEYS[2], PROFILE)
     assert store.chain.flush(20)
     assert len(store.chain.keys("device")) == 2
@@ -284,45 +284,6 @@ def test_copies_that_wait_keep_a_bounded_part_of_memory_and_a_failed_move_stops_
     until(lambda: not any(each.name == "test" for each in threading.enumerate()))
 
 
-def test_an_origin_behind_the_home_is_asked_last_and_what_it_has_becomes_ours(tmp_path: Path, disk: DiskTier) -> None:
-    parent = StoreTier("site", home_of(tmp_path / "parent"))
-    home = home_of(tmp_path / "home", RECORDS[:1])
-    home.put(object_name(KEYS[1]), [b"damaged"])
-    reported: list[str] = []
-    store = KVStore(home, disk=disk, origins=[parent], on_damage=lambda key, miss: reported.append(key))
-    found = store.get_many(KEYS[:3], PROFILE, 20)
-    assert found.tiers == {KEYS[0]: "store", KEYS[1]: "site", KEYS[2]: "site"}
-    assert reported == []
-    assert store.chain.flush(20)
-    assert same(KVStore(home).get(KEYS[1], PROFILE), RECORDS[1])
-    assert same(KVStore(home).get(KEYS[2], PROFILE), RECORDS[2])
-    assert store.get("0" * 64, PROFILE) is Miss.ABSENT
-
-
-class SlowToWrite(FolderStore):
-    """A home whose writes begin when they are let go."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.go, self.asked = threading.Event(), threading.Event()
-
-    def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
-        self.asked.set()
-        assert self.go.wait(20)
-        return super().put(name, parts)
-
-
-def test_what_an_origin_had_is_not_ours_if_it_is_deleted_meanwhile(tmp_path: Path) -> None:
-    home = SlowToWrite(tmp_path / "home")
-    store = KVStore(home, origins=[StoreTier("site", home_of(tmp_path / "parent"))])
-    assert same(store.get(KEYS[0], PROFILE), RECORDS[0])
-    assert home.asked.wait(10)
-    store.delete(KEYS[:1])
-    home.go.set()
-    assert store.chain.flush(20)
-    assert list(home.list("")) == []
-
-
 # --- what policies do ---
 
 
@@ -343,7 +304,7 @@ def test_prefetch_fills_one_tier_with_verified_copies(gate: Gate, disk: DiskTier
     assert store.counters()["hits"] == 0
 
 
-def test_pins_drops_and_unknown_tiers(gate: Gate, tmp_path: Path) -> None:
+def test_pins_and_unknown_tiers(gate: Gate, tmp_path: Path) -> None:
     gate.go.set()
     disk = DiskTier(tmp_path / "small", 3 * SIZE)
     store = KVStore(gate, disk=disk)
@@ -352,10 +313,7 @@ def test_pins_drops_and_unknown_tiers(gate: Gate, tmp_path: Path) -> None:
     assert store.chain.flush(20)
     assert {*KEYS[:2]} < {*store.chain.keys("disk")}
     store.chain.unpin("disk", KEYS[:2])
-    store.chain.drop("disk", KEYS[:1])
-    assert not disk.holds(KEYS[0])
-    assert same(store.get(KEYS[0], PROFILE), RECORDS[0])
-    for act in (store.chain.pin, store.chain.unpin, store.chain.drop):
+    for act in (store.chain.pin, store.chain.unpin):
         with pytest.raises(ValueError, match="no tier 'tape'"):
             act("tape", KEYS)
     with pytest.raises(ValueError, match="memory, disk"):

@@ -1,0 +1,42 @@
+"""/v1/webhooks: addresses that are told of the ends of jobs, for admins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from serving.api.access import Admin, Parts, deleted
+from serving.doors import webhooks
+from serving.doors.paging import listing
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+Event = Literal["job.completed", "job.completed_with_errors", "job.failed", "job.cancelled"]
+
+
+class WebhookBody(BaseModel):
+    url: Annotated[str, Field(min_length=1, max_length=2000)]
+    events: Annotated[list[Event], Field(min_length=1)] | None = None
+    corpora: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+
+
+@router.post("")
+def create_webhook(parts: Parts, who: Admin, body: WebhookBody) -> dict[str, Any]:
+    return webhooks.add(parts, who, body.url, body.events, body.corpora)
+
+
+@router.get("")
+def list_webhooks(parts: Parts, who: Admin) -> dict[str, Any]:
+    return listing(webhooks.show_all(parts, who), has_more=False)
+
+
+@router.get("/{webhook_id}")
+def retrieve_webhook(parts: Parts, who: Admin, webhook_id: str) -> dict[str, Any]:
+    return webhooks.show(parts, who, webhook_id)
+
+
+@router.delete("/{webhook_id}")
+def delete_webhook(parts: Parts, who: Admin, webhook_id: str) -> dict[str, Any]:
+    webhooks.remove(parts, who, webhook_id)
+    return deleted(webhook_id, "webhook")

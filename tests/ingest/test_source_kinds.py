@@ -1,0 +1,235 @@
+"""Every kind of source: mirrored, compared, and never taken for empty because it does not answer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_web import Reply, web
+from fixtures_work import Work, paragraphs
+from git_kit import backend
+from sqlalchemy import update
+
+from ingest.egress import AllowedHosts
+from ingest.planner import SourcePlanner
+from ingest.sources import KINDS, Reach
+from ingest.sync import queue_sync
+from storage.catalogue.schema import Corpus, Document, Job, JobFile
+
+FILES = {"same.txt": "stays", "edit.txt": "before", "gone.txt": "goes", "old/name.txt": paragraphs(3)}
+
+
+class FolderOrigin:
+    """A folder, as what a source is made of."""
+
+    def __init__(self, folder: Path, held: ExitStack) -> None:
+        self.root = folder / "docs"
+        self.root.mkdir()
+        self.spec: dict[str, Any] = {"type": "folder", "path": str(self.root)}
+        self.reach = Reach([str(folder)], scratch=folder / "scratch")
+
+    def publish(self, files: dict[str, str]) -> None:
+        """Offer these files and no others."""
+        for item in self.root.iterdir():
+            if item.name != ".git":
+                shutil.rmtree(item) if item.is_dir() else item.unlink()
+        for path, text in files.items():
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).write_text(text)
+
+    def break_down(self) -> None:
+        """Answer nothing any more."""
+        self.root.rename(self.root.with_name("away"))
+
+
+class GitOrigin(FolderOrigin):
+    def __init__(self, folder: Path, held: ExitStack) -> None:
+        super().__init__(folder, held)
+        self.spec = {"type": "git", "path": str(self.root), "ref": "main"}
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *words: str) -> None:
+        who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", "-C", str(self.root), *who, *words], check=True, capture_output=True)
+
+    def publish(self, files: dict[str, str]) -> None:
+        super().publish(files)
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", "next")
+
+
+class RemoteGitOrigin(GitOrigin):
+    """The same repository behind git's own HTTP server."""
+
+    def __init__(self, folder: Path, held: ExitStack) -> None:
+        super().__init__(folder, held)
+        self.server = held.enter_context(web())
+        self.server.rest = backend(folder)
+        self.spec = {"type": "git", "url": f"{self.server.url}/docs/.git", "ref": "main"}
+        self.reach = Reach(hosts=AllowedHosts.parse(f"127.0.0.1:{self.server.port}"), scratch=folder / "scratch")
+
+    def break_down(self) -> None:
+        self.server.rest = lambda asked: Reply(status=503)
+
+
+ORIGINS = {"folder": FolderOrigin, "git": GitOrigin, "git by URL": RemoteGitOrigin}
+Origin = FolderOrigin
+
+
+@pytest.fixture(params=sorted(ORIGINS))
+def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Origin]:
+    with ExitStack() as held:
+        yield ORIGINS[request.param](tmp_path, held)
+
+
+def start(work: Work, corpus: Corpus, **request: Any) -> str:
+    with work.catalogue.write() as session:
+        return queue_sync(session, session.get_one(Corpus, corpus.id), request).id
+
+
+def run(work: Work, origin: Origin, corpus: Corpus, **request: Any) -> dict[str, Any]:
+    """Sync to the end; the job with what it found."""
+    job = start(work, corpus, **request)
+    work.worker(planner=SourcePlanner(work.catalogue, work.objects, origin.reach, work.pipeline.done_hash)).drain()
+    work.compute_kv()
+    with work.catalogue.read() as session:
+        return {**work.view(job), **session.get_one(Job, job).result.get("sync", {})}
+
+
+def texts(work: Work, corpus: Corpus) -> list[str]:
+    return sorted(work.chunks(corpus))
+
+
+def test_every_kind_is_tried() -> None:
+    assert {name.partition(" ")[0] for name in ORIGINS} == set(KINDS)
+
+
+def test_a_source_is_mirrored_and_only_what_changed_is_worked_on(work: Work, origin: Origin) -> None:
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    assert run(work, origin, corpus)["status"] == "completed"
+    assert texts(work, corpus) == sorted(["stays", "before", "goes", *paragraphs(3).split("\n\n")])
+    parsed = len(work.parser.parsed)
+    origin.publish({"same.txt": "stays", "edit.txt": "after", "new.txt": "comes", "new/name.txt": paragraphs(3)})
+    done = run(work, origin, corpus)
+    assert (done["added"], done["modified"], done["deleted"]) == (["new.txt"], ["edit.txt"], ["gone.txt"])
+    assert done["renamed"] == [{"from": "old/name.txt", "to": "new/name.txt"}]
+    assert sorted(work.parser.parsed[parsed:]) == ["edit.txt", "new.txt"]
+    assert texts(work, corpus) == sorted(["stays", "after", "comes", *paragraphs(3).split("\n\n")])
+    again = run(work, origin, corpus)
+    assert (again["unchanged_count"], again["progress"]["files_total"]) == (4, 0)
+
+
+def test_a_dry_run_says_what_would_change_and_changes_nothing(work: Work, origin: Origin) -> None:
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    run(work, origin, corpus)
+    origin.publish({"same.txt": "stays", "edit.txt": "after", "new.txt": "comes", "new/name.txt": paragraphs(3)})
+    rows, objects = work.count(JobFile), sorted(work.objects.list("raw/"))
+    dry = run(work, origin, corpus, dry_run=True)
+    assert (dry["status"], dry["dry_run"], dry["progress"]["files_total"]) == ("completed", True, 0)
+    assert (dry["added"], dry["modified"], dry["deleted"]) == (["new.txt"], ["edit.txt"], ["gone.txt"])
+    assert (work.count(JobFile), sorted(work.objects.list("raw/"))) == (rows, objects)
+    assert texts(work, corpus) == sorted(["stays", "before", "goes", *paragraphs(3).split("\n\n")])
+    real = run(work, origin, corpus)
+    assert {k: real[k] for k in ("added", "modified", "renamed", "deleted")} == {
+        k: dry[k] for k in ("added", "modified", "renamed", "deleted")
+    }
+
+
+def test_a_source_that_is_away_fails_the_job_and_deletes_nothing(work: Work, origin: Origin) -> None:
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    run(work, origin, corpus)
+    origin.break_down()
+    done = run(work, origin, corpus)
+    assert done["status"] == "failed"
+    assert len(done["errors"]) == 1
+    assert done["errors"][0]["message"]
+    assert work.count(Document) == 4
+    assert len(texts(work, corpus)) == 6
+
+
+def test_a_source_that_lists_nothing_deletes_nothing(work: Work, origin: Origin) -> None:
+    """An unmounted disk looks like this."""
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    run(work, origin, corpus)
+    origin.publish({})
+    for dry_run in (True, False):
+        done = run(work, origin, corpus, dry_run=dry_run)
+        assert done["status"] == "failed"
+        assert "no file at all" in done["errors"][0]["message"]
+    assert work.count(Document) == 4
+
+
+def test_a_cancelled_listing_leaves_nothing_behind(work: Work, origin: Origin) -> None:
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    job = start(work, corpus)
+    with work.catalogue.write() as session:
+        session.execute(update(Job).where(Job.id == job).values(status="cancelling"))
+    run(work, origin, corpus)
+    scratch = origin.reach.scratch
+    assert not scratch.exists() or not list(scratch.iterdir())
+
+
+def test_a_folder_that_cannot_be_listed_keeps_its_documents(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as held:
+        origin = FolderOrigin(tmp_path, held)
+    corpus = work.corpus(source=origin.spec)
+    origin.publish({**FILES, "old-er.txt": "another"})
+    run(work, origin, corpus)
+    origin.publish({k: v for k, v in FILES.items() if k != "gone.txt"})
+    listed = os.scandir
+
+    def refuse(folder: Any) -> Any:
+        if str(folder).endswith("/old"):
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = run(work, origin, corpus)
+    assert (done["status"], done["deleted"]) == ("completed", ["gone.txt", "old-er.txt"])
+    assert {"path": "old", "reason": "cannot be listed: Permission denied"} in done["skipped"]
+    assert work.document(corpus, "old/name.txt") is not None
+
+
+def test_a_file_that_cannot_be_read_keeps_its_document(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as held:
+        origin = FolderOrigin(tmp_path, held)
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    run(work, origin, corpus)
+    opened = os.open
+
+    def refuse(path: Any, *rest: Any, **more: Any) -> int:
+        if path == "gone.txt":
+            raise OSError(5, "Input/output error")
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    done = run(work, origin, corpus)
+    assert (done["deleted"], done["unchanged_count"]) == ([], 3)
+    assert {"path": "gone.txt", "reason": "cannot be read: Input/output error"} in done["skipped"]
+
+
+def test_a_missing_git_object_keeps_its_document(work: Work, tmp_path: Path) -> None:
+    with ExitStack() as held:
+        origin = GitOrigin(tmp_path, held)
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    run(work, origin, corpus)
+    blob = subprocess.run(
+        ["git", "-C", str(origin.root), "rev-parse", "main:gone.txt"], capture_output=True, check=True, text=True
+    ).stdout.strip()
+    (origin.root / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    done = run(work, origin, corpus)
+    assert (done["deleted"], done["unchanged_count"]) == ([], 3)
+    assert work.document(corpus, "gone.txt") is not None
