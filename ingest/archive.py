@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, cast
 
+from ingest.office import ends_of, office_kind
 from storage.errors import FileError
 
-HEAD = 512  # bytes that tell whether a file is an archive
+_HEAD = 512  # bytes that tell whether a file is packed
 _PIECE = 1 << 16
 _TAR_MAGIC = slice(257, 262)
 _ARCHIVE_MAGIC = (
@@ -29,8 +30,6 @@ _ARCHIVE_MAGIC = (
     b"7z\xbc\xaf\x27\x1c",
     b"Rar!",
 )
-# Office files are zips too, but one document each: they go to a parser.
-_DOCUMENTS = (".docx", ".pptx", ".xlsx", ".odt", ".odp", ".ods", ".epub")
 _TAR_HEADERS = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
@@ -64,11 +63,16 @@ class Skipped:
     reason: str
 
 
-def is_archive(data: bytes, name: str) -> bool:
-    """Whether a file that begins with these bytes is an archive (one that `expand` opens, or another) and no office document."""
-    if name.lower().endswith(_DOCUMENTS):
-        return False
-    return data.startswith(_ARCHIVE_MAGIC) or data[_TAR_MAGIC] == b"ustar"
+def is_archive(source: bytes | BinaryIO) -> bool:
+    """Whether a file is an archive (one that `expand` opens, or another) and no office file, which is one document.
+
+    A stream is read at its ends only, and stands at its beginning afterwards.
+    """
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    head = stream.read(_HEAD)
+    stream.seek(0)
+    packed = head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC] == b"ustar"
+    return packed and office_kind(ends_of(stream)) is None
 
 
 def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Iterator[Extracted | Skipped]:
@@ -77,8 +81,8 @@ def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Ite
     Raises FileError: `archive_limit` over a cap, `invalid_file` if damaged, `unsupported_file` if neither.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
-    budget = _Budget(caps or Caps())
-    head = stream.read(HEAD)
+    budget = Budget(caps or Caps())
+    head = stream.read(_HEAD)
     stream.seek(0)
     try:
         if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -89,7 +93,7 @@ def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Ite
         raise FileError(f"The archive {name} is damaged.", code="invalid_file") from error
 
 
-class _Budget:
+class Budget:
     """What is left of the caps."""
 
     def __init__(self, caps: Caps) -> None:
@@ -125,7 +129,7 @@ class _Budget:
         return ""
 
 
-def _drain(stream: IO[bytes], budget: _Budget, *, counted: bool) -> bytes:
+def _drain(stream: IO[bytes], budget: Budget, *, counted: bool) -> bytes:
     """A member's bytes. More than the cap allows means that its header lied."""
     parts: list[bytes] = []
     size = 0
@@ -140,13 +144,13 @@ def _drain(stream: IO[bytes], budget: _Budget, *, counted: bool) -> bytes:
 
 
 def _taken(path: str, data: bytes) -> Extracted | Skipped:
-    return Skipped(path, "archive within an archive") if is_archive(data, path) else Extracted(path, data)
+    return Skipped(path, "archive within an archive") if is_archive(data) else Extracted(path, data)
 
 
 # --- zip ---
 
 
-def _zip(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
+def _zip(stream: BinaryIO, budget: Budget) -> Iterator[Extracted | Skipped]:
     with zipfile.ZipFile(stream) as archive:
         for info in archive.infolist():
             budget.entry()
@@ -154,7 +158,7 @@ def _zip(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
                 yield _zip_member(archive, info, budget)
 
 
-def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget) -> Extracted | Skipped:
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> Extracted | Skipped:
     path = _zip_name(info)
     mode = info.external_attr >> 16
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
@@ -194,7 +198,7 @@ class _TarInfo(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
-def _tar(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
+def _tar(stream: BinaryIO, budget: Budget) -> Iterator[Extracted | Skipped]:
     # "r|" reads forward only, in small pieces, through a stream that counts every byte.
     with tarfile.open(fileobj=stream, mode="r|", tarinfo=_TarInfo, errorlevel=1) as archive:
         for info in archive:
@@ -204,7 +208,7 @@ def _tar(stream: BinaryIO, budget: _Budget) -> Iterator[Extracted | Skipped]:
                 yield _tar_member(archive, info, budget)
 
 
-def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: _Budget) -> Extracted | Skipped:
+def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: Budget) -> Extracted | Skipped:
     if not info.isreg():
         return Skipped(info.name, "symlink" if info.issym() or info.islnk() else "not a regular file")
     if reason := budget.refusal(info.name, info.size):
@@ -213,7 +217,7 @@ def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: _Budget
     return _taken(info.name, _drain(member, budget, counted=False) if member is not None else b"")
 
 
-def _unpacked(stream: BinaryIO, head: bytes, budget: _Budget) -> BinaryIO:
+def _unpacked(stream: BinaryIO, head: bytes, budget: Budget) -> BinaryIO:
     """The tar stream inside its compression, counted."""
     if head.startswith(b"\x1f\x8b"):
         inner: Any = gzip.GzipFile(fileobj=stream, mode="rb")  # a temporary file says that it can be written
@@ -231,7 +235,7 @@ def _unpacked(stream: BinaryIO, head: bytes, budget: _Budget) -> BinaryIO:
 class _Counted:
     """A stream that charges what is read from it to the budget."""
 
-    def __init__(self, inner: Any, budget: _Budget) -> None:
+    def __init__(self, inner: Any, budget: Budget) -> None:
         self._inner = inner
         self._budget = budget
 

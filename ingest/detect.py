@@ -12,6 +12,8 @@ from xml.parsers import expat
 from ingest.delimiter import delimiter_of
 from ingest.encoding import decode, unmarked_wide
 from ingest.languages import NAMELESS, language_of, suffix_of
+from ingest.mail import is_mail
+from ingest.office import office_kind, office_parser
 from storage.errors import FileError
 
 HEAD = 8192  # bytes looked at
@@ -47,7 +49,9 @@ def detect(data: bytes, name: str) -> str:
         raise FileError("The file is empty.", code="empty_file")
     if b"%PDF-" in data[:HEAD][:1024]:
         return "pdf"
-    if is_binary(data[:HEAD]):
+    if (office := office_parser(data)) is not None:
+        return office
+    if is_binary(data):
         raise FileError("This type of file cannot be read.", code="unsupported_file")
     named = _BY_NAME.get(suffix_of(name))
     for parser, says_so in _BY_CONTENT.items():
@@ -58,9 +62,10 @@ def detect(data: bytes, name: str) -> str:
     return named or ("csv" if suffix_of(name) in NAMELESS and _is_table(data) else "text")
 
 
-def is_binary(head: bytes) -> bool:
-    """Whether a file with these first bytes is neither text in any encoding nor a PDF."""
-    if b"%PDF-" in head[:1024]:
+def is_binary(data: bytes) -> bool:
+    """Whether a file is neither text in any encoding nor a PDF or an office file. Its first bytes are mostly enough."""
+    head = data[:HEAD]
+    if b"%PDF-" in head[:1024] or office_kind(data) is not None:
         return False
     if head.startswith(_BINARY_MAGIC):
         return True
@@ -69,6 +74,10 @@ def is_binary(head: bytes) -> bool:
 
 def _is_html(data: bytes, named: str | None) -> bool:
     return _HTML.match(data[:HEAD].removeprefix(b"\xef\xbb\xbf")) is not None
+
+
+def _is_mail(data: bytes, named: str | None) -> bool:
+    return is_mail(data[:HEAD], sure=named is not None)
 
 
 def _is_notebook(data: bytes, named: str | None) -> bool:
@@ -103,7 +112,7 @@ def _is_table(data: bytes) -> bool:
 
 # What a file's content can say whatever it is called, in this order.
 _BY_CONTENT: Mapping[str, Callable[[bytes, str | None], bool]] = MappingProxyType(
-    {"html": _is_html, "notebook": _is_notebook, "json": _is_json, "xml": _is_xml}
+    {"html": _is_html, "email": _is_mail, "notebook": _is_notebook, "json": _is_json, "xml": _is_xml}
 )
 
 

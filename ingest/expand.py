@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ingest.archive import Skipped, expand
-from ingest.detect import HEAD, is_binary
+from ingest.detect import is_binary
 from ingest.files import SOURCE_PURPOSE, store_file
 from ingest.jobs import SEPARATOR, JobItem, add_items, attach
 from storage.catalogue.engine import Catalogue
@@ -57,7 +57,7 @@ def unpack(
         check()
         if isinstance(part, Skipped):
             skipped.append(f"{part.path}: {part.reason}")
-        elif is_binary(part.data[:HEAD]):
+        elif is_binary(part.data):
             skipped.append(f"{part.path}: binary")
         else:
             name = path + SEPARATOR + part.path

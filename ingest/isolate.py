@@ -1,8 +1,8 @@
 """Parsing in child processes: a file that crashes, hangs or swells a parser costs that file and nothing else.
 
 A child is a plain interpreter that has imported the parsers, and serves one file after another over pipes.
-It sees none of this process's settings: no database, no keys. It is replaced when it dies, when it is killed
-for its time, and after a number of files, so that what leaks in a parser does not add up.
+It sees none of this process's settings, no database and no keys, and has no network. It is replaced when it dies,
+when it is killed for its time, and after a number of files, so that what leaks in a parser does not add up.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from storage.errors import FileError
 from storage.types import ParsedDocument
 
 _PIECE = 1 << 16  # bytes moved at a time
+_START_S = 60.0  # a child's time to start, which no file pays for
 _LOOK_S = 0.1  # how often a parse that runs is asked whether it is still wanted
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,11 +92,11 @@ class _Child:
     def parse(self, data: bytes, name: str, check: Callable[[], None]) -> ParsedDocument:
         if self._process is not None and self._process.poll() is not None:
             self.stop()  # it died between two files, which is no fault of this one
-        process = self._process or self._start()
-        self.files += 1
         request = {"name": name, "bytes": len(data)}
         answer: dict[str, Any] | None = None
         try:
+            process = self._process or self._start(check)
+            self.files += 1
             with _nonblocking(process):
                 answer = _exchange(process, frame_head(request), data, _Until(time.monotonic() + self._wall_s, check))
         except TimeoutError as error:
@@ -112,7 +113,7 @@ class _Child:
             raise FileError(answer["message"], code=answer["code"])
         return document_of(answer)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, check: Callable[[], None]) -> subprocess.Popen[bytes]:
         arguments = [str(self._memory), str(self._wall_s)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ingest.parser_child", *arguments],
@@ -123,6 +124,8 @@ class _Child:
             bufsize=0,
         )
         self.files = 0
+        with _nonblocking(self._process):
+            _answer(self._process, _Until(time.monotonic() + _START_S, check))
         return self._process
 
     def stop(self) -> None:
@@ -177,10 +180,15 @@ def _nonblocking(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def _exchange(process: subprocess.Popen[bytes], head: bytes, data: bytes, until: _Until) -> dict[str, Any]:
     """Send a request and read its answer. Raises TimeoutError, EOFError, OSError, ValueError, and what the check does."""
     assert process.stdin is not None
-    assert process.stdout is not None
-    write, read = process.stdin.fileno(), process.stdout.fileno()
     for part in (head, data):
-        _send(write, memoryview(part), until)
+        _send(process.stdin.fileno(), memoryview(part), until)
+    return _answer(process, until)
+
+
+def _answer(process: subprocess.Popen[bytes], until: _Until) -> dict[str, Any]:
+    """The child's next answer; the first says that it has started. Raises like `_exchange`."""
+    assert process.stdout is not None
+    read = process.stdout.fileno()
     (length,) = PREFIX.unpack(_receive(read, PREFIX.size, until))
     answer = json.loads(_receive(read, length, until))
     if not isinstance(answer, dict):

@@ -1,7 +1,8 @@
 """The child's side of isolated parsing: `python -m ingest.parser_child <memory bytes> <seconds per file>`.
 
 A request is a length, a JSON object `{"name", "bytes"}` and that many raw bytes; an answer is a length and a
-JSON object: a document, or `{"code", "message"}`. Lengths are 8 bytes, little-endian. Nothing is unpickled.
+JSON object: a document, or `{"code", "message"}`, or before the first request an empty one, once the child has started.
+Lengths are 8 bytes, little-endian. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import struct
 import sys
 from typing import Any, BinaryIO
 
+from ingest.no_network import cut_network
 from storage.errors import FileError
 from storage.types import Anchor, Block, ParsedDocument
 
@@ -89,7 +91,7 @@ def _answer(data: bytes, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Limit this process, keep the answer pipe from stray prints, and serve."""
+    """Limit this process, keep the answer pipe from stray prints, take away the network, and serve."""
     memory, wall_s = int(sys.argv[1]), float(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -97,6 +99,9 @@ def main() -> None:
     os.dup2(2, 1)
     import ingest.parsers  # noqa: F401 - before the first request, so that its clock does not pay for it
 
+    cut_network()
+    answers.write(frame_head({}))
+    answers.flush()
     serve(sys.stdin.buffer, answers, wall_s)
 
 

@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.archive import HEAD, is_archive
+from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.expand import Unpacked, commit_members, members, unpack
@@ -143,12 +143,10 @@ class Pipeline:
             return
         with open_file(self.objects, work.file) as stream:
             self._stage(lease, "extract", hold)
-            if is_archive(stream.read(HEAD), work.row.path):
-                stream.seek(0)
+            if is_archive(stream):
                 found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, stream, hold.check)
                 self._commit_archive(lease, work.file, done_hash, found)
                 return
-            stream.seek(0)
             data = stream.read()
         new = self._prepare(lease, work, work.file, data, done_hash, hold)
         hold.check()

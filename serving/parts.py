@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from serving.usage import Meter
 
 log = structlog.get_logger(__name__)
-PARSERS = 2  # version of what the parsers give: part of what makes a document up to date
+PARSERS = 3  # version of what the parsers give: part of what makes a document up to date
 PARSER_CHILDREN = 2
 DEVICE_SHARE = 10  # one part in so many of an accelerator's memory is for stored KV
 FORGET_BATCH = 5000  # of the keys on disk are compared with the catalogue in one tick

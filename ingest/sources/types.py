@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ingest.detect import HEAD, is_binary
+from ingest.detect import is_binary
 from ingest.egress import AllowedHosts
 
 FILE_BYTES = 100 << 20
@@ -90,7 +90,7 @@ def refusal(path: str, data: bytes) -> str:
     """Why a file with this content is no document; empty if it may be one."""
     if data.startswith(_LFS):
         return "git LFS pointer; the file itself is not here"
-    if is_binary(data[:HEAD]):
+    if is_binary(data):
         return "binary"
     if path.endswith(_MINIFIABLE) and max(map(len, data.split(b"\n"))) > _LONGEST_LINE:
         return "minified"

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ingest import jobs
-from ingest.archive import HEAD, Skipped, expand, is_archive
+from ingest.archive import Skipped, expand, is_archive
 from ingest.job_view import view
 from ingest.jobs import JobItem, attach, create_job
 from serving.api.parts import ApiParts
@@ -141,9 +141,7 @@ def upload(
 def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[tuple[str, bytes | BinaryIO | Skipped]]:
     """Files by path, those of archives one at a time."""
     for path, stream in given:
-        packed = is_archive(stream.read(HEAD), path)
-        stream.seek(0)
-        if not packed:
+        if not is_archive(stream):
             yield path, stream
             continue
         for part in expand(stream, path):

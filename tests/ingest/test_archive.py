@@ -59,7 +59,7 @@ def code_of(data: bytes, caps: Caps = SMALL) -> str:
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 def test_every_format_gives_its_files_byte_for_byte(make) -> None:  # type: ignore[no-untyped-def]
     data = make(FILES)
-    assert is_archive(data, "x")
+    assert is_archive(data)
     assert results(data) == (FILES, {})
 
 
@@ -82,8 +82,13 @@ def test_an_archive_within_is_skipped_with_its_reason(make) -> None:  # type: ig
 
 
 def test_an_office_file_within_is_a_document() -> None:
-    document = zipped({"word/document.xml": b"<x/>"})
-    assert results(zipped({"a.docx": document}))[0] == {"a.docx": document}
+    document = zipped({"[Content_Types].xml": b"<x/>", "word/document.xml": b"<x/>"})
+    assert not is_archive(document)
+    assert results(zipped({"a": document}))[0] == {"a": document}
+
+
+def test_an_archive_that_is_called_a_document_is_an_archive() -> None:
+    assert results(zipped({"a.docx": zipped(FILES), "t": b"t"}))[1] == {"a.docx": "archive within an archive"}
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())

@@ -165,3 +165,11 @@ def test_a_child_does_not_import_torch() -> None:
 
 def test_one_file_in_a_child_of_its_own() -> None:
     assert parse_isolated(b"alone", "a.txt").text == "alone"
+
+
+def test_the_start_of_a_child_is_not_charged_to_its_first_file() -> None:
+    with ParserPool(wall_s=0.4) as pool:
+        for _ in range(3):
+            assert pool.parse(b"text", "a.txt").text == "text"
+            child_of(pool).kill()
+            child_of(pool).wait()
