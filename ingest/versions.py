@@ -133,27 +133,32 @@ class Expiry:
         return sum(self._corpus(corpus_id, now) for corpus_id in holding)
 
     def _corpus(self, corpus_id: str, now: float) -> int:
-        gone = 0
-        while (done := self._some(corpus_id, now)) is not None:
+        with self.catalogue.read() as session:
+            corpus = session.get(Corpus, corpus_id)
+            if corpus is None or not self._due(session, corpus, now):
+                return 0
+        index, gone = self.index(), 0
+        while (done := self._some(index, corpus_id, now)) is not None:
             gone += done.versions
         return gone
 
-    def _some(self, corpus_id: str, now: float) -> Forgotten | None:
+    def _due(self, session: Session, corpus: Corpus, now: float) -> Sequence[str]:
+        keeping = Keeping.of(corpus.settings.get("keep_versions"))
+        due = select(DocumentVersion.id).where(DocumentVersion.corpus_id == corpus.id)
+        due = due if keeping is None else due.where(keeping.is_over(now))
+        return session.scalars(due.order_by(DocumentVersion.valid_to).limit(BATCH)).all()
+
+    def _some(self, index: SearchIndex, corpus_id: str, now: float) -> Forgotten | None:
         with self.catalogue.write() as session:
             corpus = session.get(Corpus, corpus_id, with_for_update=True)
-            if corpus is None:
-                return None
-            keeping = Keeping.of(corpus.settings.get("keep_versions"))
-            due = select(DocumentVersion.id).where(DocumentVersion.corpus_id == corpus_id)
-            due = due if keeping is None else due.where(keeping.is_over(now))
-            ids = session.scalars(due.order_by(DocumentVersion.valid_to).limit(BATCH)).all()
-            if not ids:
+            ids = self._due(session, corpus, now) if corpus is not None else ()
+            if corpus is None or not ids:
                 return None
             these = DocumentVersion.id.in_(ids)
             newest = session.scalar(select(func.max(DocumentVersion.valid_to)).where(these)) or 0.0
             if corpus.versions_from is not None:
                 corpus.versions_from = max(corpus.versions_from, newest)
-            done = forget(session, self.index(), these)
+            done = forget(session, index, these)
             release(session, done.keys)
             tenant_id = corpus.tenant_id
         self.clean(tenant_id, done.files)

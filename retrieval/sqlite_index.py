@@ -46,6 +46,7 @@ class SQLiteIndex:
         with self._catalogue.read() as session:
             if self._meta.ready(session):
                 return
+        _ = self._embedder.dimensions, self._embedder.identity  # loads the model: not while everybody's write waits
         with self._catalogue.write() as session:
             if not self._meta.ready(session):
                 session.execute(text(CREATE_META))

@@ -178,9 +178,11 @@ def test_kept_kv_is_not_deleted_and_a_deletion_lets_go_of_it(work: Work) -> None
 
 def test_what_has_been_kept_for_long_enough_is_forgotten_with_its_file_and_kv(work: Work) -> None:
     corpus = keeping(work, "2d")
-    times = [put(work, corpus, {"a.txt": f"limit {n}"}) for n in range(2)]
+    times = [put(work, corpus, {"a.txt": "limit 0"})]
     with work.catalogue.write() as session:
         session.execute(update(File).values(purpose="source"))
+    times.append(put(work, corpus, {"a.txt": "limit 1"}))
+    assert work.count(File) == 2, "what a source had brought stays while a kept generation was read from it"
     assert expire(work, time.time() + 1.9 * DAY) == 0
     assert found(work, corpus, times[0]) == ["limit 0"]
     assert expire(work, time.time() + 2.1 * DAY) == 1
