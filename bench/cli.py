@@ -46,6 +46,21 @@ def ingest(
     print(json.dumps(record))
 
 
+@app.command("ingest-scale")
+def ingest_scale(
+    files: Annotated[int, typer.Option(help="Files of the corpus, which is made up.")] = 20_000,
+    file_bytes: Annotated[int, typer.Option(help="Bytes of each.")] = 200,
+    seconds: Annotated[float, typer.Option(help="Stop ingesting after so long; the upload is always whole.")] = 300,
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+) -> None:
+    """Whether memory stays flat while a large corpus is ingested, without its KV."""
+    from bench.ingest_scale import run
+
+    print(json.dumps(run(files=files, file_bytes=file_bytes, seconds=seconds, out=out, workdir=workdir, model=model)))
+
+
 @app.command()
 def blend(
     data: Annotated[

@@ -109,7 +109,7 @@ def _warm(wiring: Wiring) -> None:
     wiring.reader.prefix_kv()
     wiring.reader.compile([list(wiring.reader.format.frame)])
     wiring.embedder.embed(["warm"])
-    wiring.pipeline.parser.parse(b"warm", "warm.txt")
+    wiring.pipeline.parser.parse(b"warm", "warm.txt", lambda: None)
     _ = wiring.index, wiring.kv_queue
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from ingest import versions
 from ingest.jobs import lock_job
 from ingest.leases import finish
 from ingest.purge import owe, release
@@ -38,6 +40,8 @@ def commit(
     session: Session, index: SearchIndex, row: JobFile, document: Document, corpus: Corpus, new: Prepared
 ) -> None:
     """Replace the document's chunks, owe their KV, and end the file as done."""
+    now = time.time()
+    versions.keep(session, index, document, corpus, now)
     old_keys = drop_chunks(session, index, [document.id])
     chunks = [_chunk_row(document, chunk, key) for chunk, key in zip(new.chunks, new.kv_keys, strict=True)]
     session.add_all(chunks)
@@ -48,6 +52,7 @@ def commit(
     release(session, old_keys - set(keys))
     document.file_id, document.sha256 = new.file.id, new.file.sha256
     document.generation += 1
+    document.current_since = max(now, document.current_since or now)
     document.status, document.not_stored, document.codec = "completed", new.not_stored, new.codec
     document.usage_bytes = sum(len(c.text.encode()) + len(c.token_ids) for c in chunks)
     _note(row, document, new)

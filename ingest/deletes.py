@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
+from ingest import versions
 from ingest.commit import drop_chunks
 from ingest.expand import members
 from ingest.files import SOURCE_PURPOSE, delete_file
-from ingest.jobs import ACTIVE, cancel, cancel_waiting, create_job, lock_job, settle
+from ingest.jobs import ACTIVE, SEPARATOR, cancel, cancel_waiting, create_job, lock_job, settle
 from ingest.purge import release, sweep
 from ingest.types import KVDelete, SearchIndex
 from storage.catalogue.engine import Catalogue
@@ -22,6 +23,7 @@ from storage.catalogue.schema import (
     Corpus,
     Document,
     DocumentUse,
+    DocumentVersion,
     File,
     Job,
     JobFile,
@@ -42,6 +44,7 @@ KINDS = (
     "chunks",
     "vectors",
     "lexical",
+    "versions",
     "kv_objects",
     "kv_kept",
     "kv_owed",
@@ -90,15 +93,40 @@ class Deleter:
                 query = select(Document.id).where(Document.corpus_id == corpus_id).limit(BATCH)
                 ids = list(session.scalars(query))
                 if not ids:
-                    session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id))
-                    session.execute(delete(Corpus).where(Corpus.id == corpus_id))
-                    return receipt
+                    break
             for kind, count in self._documents(tenant_id, ids, raw).items():
+                receipt[kind] += count
+        for kind, count in self.kept(tenant_id, DocumentVersion.corpus_id == corpus_id, raw=raw).items():
+            receipt[kind] += count
+        with self.catalogue.write() as session:
+            session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id))
+            session.execute(delete(Corpus).where(Corpus.id == corpus_id))
+        return receipt
+
+    def kept(self, tenant_id: str, which: ColumnElement[bool], *, raw: bool = False) -> Receipt:
+        """Delete kept generations, whatever their corpus's settings say."""
+        receipt = dict.fromkeys(KINDS, 0)
+        own = select(DocumentVersion.id).where(DocumentVersion.tenant_id == tenant_id, which).limit(BATCH)
+        while True:
+            with self.catalogue.write() as session:
+                ids = session.scalars(own).all()
+                gone = versions.forget(session, self.index, DocumentVersion.id.in_(ids))
+                marked, shared = release(session, gone.keys)
+            if not ids:
+                return receipt
+            self._finish(tenant_id, receipt, gone.files, raw)
+            counted = {"versions": gone.versions, "kv_objects": marked, "kv_kept": shared}
+            for kind, count in {**counted, **dict.fromkeys(("chunks", "vectors", "lexical"), gone.chunks)}.items():
                 receipt[kind] += count
 
     def _documents(self, tenant_id: str, ids: Sequence[str], raw: bool) -> Receipt:
         with self.catalogue.write() as session:
             receipt, file_ids = delete_documents(session, self.index, ids)
+        self._finish(tenant_id, receipt, file_ids, raw)
+        return receipt
+
+    def _finish(self, tenant_id: str, receipt: Receipt, file_ids: Sequence[str], raw: bool) -> None:
+        """Delete the objects of what has left the tables."""
         try:
             sweep(self.catalogue, self.kv_delete)
         except StorageUnavailable:
@@ -106,7 +134,6 @@ class Deleter:
         for file_id in file_ids:
             if raw or self._is_internal(file_id):
                 receipt["files" if self._delete_file(tenant_id, file_id) else "files_kept"] += 1
-        return receipt
 
     def _is_internal(self, file_id: str) -> bool:
         """Whether nobody uploaded the file: a sync or an archive brought it."""
@@ -125,9 +152,11 @@ class Deleter:
             return session.scalar(select(func.count()).where(KVObject.status == "purge")) or 0
 
 
-def delete_documents(session: Session, index: SearchIndex, ids: Sequence[str]) -> tuple[Receipt, list[str]]:
+def delete_documents(
+    session: Session, index: SearchIndex, ids: Sequence[str], *, keep: bool = False
+) -> tuple[Receipt, list[str]]:
     """Remove documents from the catalogue and both indexes: the receipt so far, and the files they were
-    read from.
+    read from. Their kept generations go too; with `keep` (a source no longer has them) the last one joins them instead.
 
     Work that still waits for them is cancelled; work that runs finds no document to commit to."""
     receipt = dict.fromkeys(KINDS, 0)
@@ -139,16 +168,29 @@ def delete_documents(session: Session, index: SearchIndex, ids: Sequence[str]) -
         lock_job(session, job_id)
     cancel_waiting(session, waiting, "the document was deleted")
     chunks = session.scalar(select(func.count()).where(ChunkRow.document_id.in_(ids))) or 0
-    keys = drop_chunks(session, index, ids)
+    gone = versions.Forgotten(0, 0, set(), [])
+    if keep:
+        _keep_last(session, index, ids)
+    else:
+        gone = versions.forget(session, index, versions.of_documents(session, ids, SEPARATOR))
+    keys = drop_chunks(session, index, ids) | gone.keys
     receipt["kv_objects"], receipt["kv_kept"] = release(session, keys)
-    receipt["chunks"] = receipt["vectors"] = receipt["lexical"] = chunks
-    files = list(session.scalars(select(Document.file_id).where(Document.id.in_(ids)).distinct()))
+    receipt["chunks"] = receipt["vectors"] = receipt["lexical"] = chunks + gone.chunks
+    receipt["versions"] = gone.versions
+    read = session.scalars(select(Document.file_id).where(Document.id.in_(ids)).distinct())
+    files = list(dict.fromkeys([*read, *gone.files]))
     receipt["documents"] = session.scalar(select(func.count()).where(Document.id.in_(ids))) or 0
     session.execute(delete(DocumentUse).where(DocumentUse.document_id.in_(ids)))
     session.execute(delete(Document).where(Document.id.in_(ids)))
     for job_id in jobs:
         settle(session, job_id)
     return receipt, files
+
+
+def _keep_last(session: Session, index: SearchIndex, ids: Sequence[str]) -> None:
+    now = time.time()
+    for document in session.scalars(select(Document).where(Document.id.in_(ids))).all():
+        versions.keep(session, index, document, session.get_one(Corpus, document.corpus_id), now)
 
 
 def _with_members(session: Session, ids: Sequence[str]) -> list[str]:

@@ -13,15 +13,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, cast, overload
 
+import structlog
 from sqlalchemy import select
 
 from ingest.jobs import new_id
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import Document, File, JobFile
-from storage.errors import NotFound, ObjectMissing
+from storage.catalogue.schema import Document, DocumentVersion, File, JobFile
+from storage.errors import NotFound, ObjectMissing, StorageUnavailable
 from storage.quota import check_room
 from storage.types import ObjectStore
 
+log = structlog.get_logger()
 PIECE = 1 << 20
 IN_MEMORY = 8 << 20  # of a file that is read; what is larger lies in a temporary file
 SOURCE_PURPOSE = "source"  # of files that a sync or an archive brought: they go when no document needs them
@@ -133,6 +135,19 @@ def open_file(objects: ObjectStore, file: File) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, spooled)
 
 
+def drop_source_files(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, file_ids: Sequence[str]) -> None:
+    """Forget those of these files that a sync or an archive had brought, if nothing needs them any more."""
+    for file_id in file_ids:
+        with catalogue.read() as session:
+            file = session.get(File, file_id)
+        if file is None or file.purpose != SOURCE_PURPOSE:
+            continue
+        try:
+            delete_file(catalogue, objects, tenant_id, file_id)
+        except (NotFound, StorageUnavailable):
+            log.info("source_file_kept", file=file_id)
+
+
 def delete_file(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, file_id: str) -> bool:
     """Forget a file that no document and no waiting job needs, and its bytes if no other file has the same.
 
@@ -141,11 +156,12 @@ def delete_file(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, file
         file = session.get(File, file_id, with_for_update=True)
         if file is None or file.tenant_id != tenant_id:
             raise NotFound(f"no file {file_id!r}")
-        used = select(Document.id).where(Document.file_id == file_id).limit(1)
+        used = select(Document.id).where(Document.file_id == file_id)
         waiting = select(JobFile.id).where(
             JobFile.file_id == file_id, JobFile.status.in_(("pending", "leased"))
         )
-        if session.scalars(used).first() is not None or session.scalars(waiting.limit(1)).first() is not None:
+        kept = select(DocumentVersion.id).where(DocumentVersion.file_id == file_id)
+        if any(session.scalars(query.limit(1)).first() is not None for query in (used, waiting, kept)):
             return False
         session.delete(file)
         twin = select(File.id).where(

@@ -21,7 +21,7 @@ from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.expand import Unpacked, commit_members, members, unpack
-from ingest.files import SOURCE_PURPOSE, delete_file, open_file
+from ingest.files import drop_source_files, open_file
 from ingest.jobs import advance, lock_job, mark_cancelled, settle
 from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
 from ingest.purge import release, try_sweep
@@ -29,7 +29,7 @@ from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
-from storage.errors import Cancelled, FileError, NotFound, ObjectMissing, Overloaded, StorageUnavailable
+from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable
 from storage.policy.types import Decision
 from storage.types import Chunk, ObjectStore, TextEmbedder
 
@@ -267,7 +267,7 @@ class Pipeline:
     def _delete(self, lease: FileLease) -> None:
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
-            _, files = delete_documents(session, self.index, [document.id])
+            _, files = delete_documents(session, self.index, [document.id], keep=True)
             finish(session, row, "done")
             settle(session, lease.job_id)
         self._clean_up(lease.tenant_id, files)
@@ -287,12 +287,4 @@ class Pipeline:
         """Delete what a commit left without a use: KV objects, and contents that a sync or an archive had
         brought."""
         try_sweep(self.catalogue, self.kv_delete)
-        for file_id in old_files:
-            with self.catalogue.read() as session:
-                file = session.get(File, file_id)
-            if file is None or file.purpose != SOURCE_PURPOSE:
-                continue
-            try:
-                delete_file(self.catalogue, self.objects, tenant_id, file_id)
-            except (NotFound, StorageUnavailable):
-                log.info("source_file_kept", file=file_id)
+        drop_source_files(self.catalogue, self.objects, tenant_id, old_files)

@@ -16,7 +16,7 @@ from ingest.purge import release
 from ingest.types import Ring
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.facts import facts_of, page_of
-from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, Site
+from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentVersion, Job, Site, VersionChunk
 from storage.catalogue.sites import replicate
 from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
@@ -110,6 +110,9 @@ def _drop(session: Session, document_id: str, rule: str) -> bool:
     if not keys and document.not_stored is None:
         return False  # an archive, or a model whose state is not stored at all
     session.execute(update(ChunkRow).where(*held).values(kv_key=None))
+    kept = VersionChunk.version_id.in_(select(DocumentVersion.id).where(DocumentVersion.document_id == document_id))
+    keys |= set(filter(None, session.scalars(select(VersionChunk.kv_key).where(kept))))
+    session.execute(update(VersionChunk).where(kept).values(kv_key=None).execution_options(synchronize_session=False))
     document.not_stored = rule
     session.flush()
     release(session, keys)

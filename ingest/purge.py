@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from ingest.types import KVDelete
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.insert import insert_into
-from storage.catalogue.schema import ChunkRow, KVObject
+from storage.catalogue.schema import ChunkRow, KVObject, VersionChunk
 from storage.catalogue.tombstones import bury
 from storage.errors import StorageUnavailable
 
@@ -85,7 +85,11 @@ def release(session: Session, keys: Iterable[str]) -> tuple[int, int]:
         query = select(KVObject).where(KVObject.key.in_(batch)).order_by(KVObject.key).with_for_update()
         rows = session.scalars(query.execution_options(populate_existing=True)).all()
         bury(session, rows)
-        used = set(session.scalars(select(ChunkRow.kv_key).where(ChunkRow.kv_key.in_(batch)).distinct()))
+        used = {
+            key
+            for table in (ChunkRow, VersionChunk)
+            for key in session.scalars(select(table.kv_key).where(table.kv_key.in_(batch)).distinct())
+        }
         for row in rows:
             if row.key in used:
                 kept += 1

@@ -24,7 +24,8 @@ UPLOAD_SECONDS = 24 * 3600.0  # for which a sync waits for a content that was an
 @dataclass(frozen=True)
 class Ticker:
     """Safe to run in several processes at once. `reap_kv` and `kv_has_work` are the KV queue's own; `collect` takes a few
-    orphans from the object store, now and then; `apply_policy` is `placement.StorePass.tick`."""
+    orphans from the object store, now and then; `apply_policy` is `placement.StorePass.tick`, `expire_versions` is
+    `versions.Expiry.tick`."""
 
     catalogue: Catalogue
     ring: Ring
@@ -33,6 +34,7 @@ class Ticker:
     kv_has_work: Callable[[Session], bool]
     collect: Callable[[], object]
     apply_policy: Callable[[], int] = lambda: 0
+    expire_versions: Callable[[], int] = lambda: 0
 
     def tick(self, now: float | None = None) -> None:
         """Fire schedules, return what dead workers held, settle jobs, delete what is marked, drop tombstones that every site
@@ -43,6 +45,7 @@ class Ticker:
             self.reap_kv(session)
             expire_uploads(session)
         self._settle()
+        self.expire_versions()
         try_sweep(self.catalogue, self.kv_delete)
         prune(self.catalogue)
         self.ring_for_work()

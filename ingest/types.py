@@ -30,7 +30,7 @@ class Parser(Protocol):
 
 
 class SearchIndex(Protocol):
-    """Both indexes of a corpus. Both methods take part in the caller's transaction."""
+    """Both indexes of a corpus. All methods take part in the caller's transaction."""
 
     def add(self, session: Session, corpus_id: str, rows: Sequence[tuple[int, str, Sequence[float]]]) -> None:
         """Make chunks searchable: (chunk id, text, unit vector). Their rows are in the session already."""
@@ -38,4 +38,8 @@ class SearchIndex(Protocol):
 
     def remove(self, session: Session, chunk_ids: Sequence[int]) -> None:
         """Make chunks unsearchable, before their rows are deleted."""
+        ...
+
+    def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
+        """Put what is there under each pair's first id under its second one as well, in another corpus's partition."""
         ...

@@ -40,6 +40,10 @@ class ChunkIndex(Protocol):
         """Unknown ids are ignored."""
         ...
 
+    def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
+        """Put the vector and words under each pair's first id under its second as well, in another corpus's partition."""
+        ...
+
     def dense(
         self,
         session: Session,

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from retrieval import words
 from retrieval.index import CREATE_META, MOST_HITS, Hit, IndexMeta, Row
 from storage.catalogue.engine import Catalogue
+from storage.catalogue.versions import is_past
 from storage.types import TextEmbedder
 
 # The column takes vectors of any length, so that a reindex with another model takes no lock against readers.
@@ -30,6 +31,9 @@ ADD = """INSERT INTO index_chunk (chunk_id, corpus_id, embedding, words)
     VALUES (:id, :corpus, CAST(:vector AS vector), CAST(:words AS tsvector))"""
 WITHIN = "FROM index_chunk WHERE corpus_id = ANY(:corpora)"
 OF_DOCUMENTS = "chunk_id IN (SELECT id FROM chunk WHERE document_id = ANY(:documents))"
+OF_VERSIONS = "chunk_id IN (SELECT -id FROM version_chunk WHERE version_id = ANY(:documents))"
+COPY = """INSERT INTO index_chunk (chunk_id, corpus_id, embedding, words)
+    SELECT :new, :corpus, embedding, words FROM index_chunk WHERE chunk_id = :old"""
 MOST_POSITION = 16383  # what a tsvector can hold
 LONGEST_VECTOR = 900_000  # bytes of words; PostgreSQL refuses a tsvector of 1 MiB
 
@@ -69,6 +73,10 @@ class PostgresIndex:
             text("DELETE FROM index_chunk WHERE chunk_id = ANY(:ids)"),
             {"ids": [int(id_) for id_ in chunk_ids]},
         )
+
+    def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
+        if pairs:
+            session.execute(text(COPY), [{"old": old, "new": new, "corpus": corpus_id} for old, new in pairs])
 
     def dense(
         self,
@@ -135,7 +143,8 @@ def _idf(total: int, holders: int) -> float:
 def _within(corpus_ids: Sequence[str], documents: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
     if documents is None:
         return WITHIN, {"corpora": list(corpus_ids)}
-    return f"{WITHIN} AND {OF_DOCUMENTS}", {"corpora": list(corpus_ids), "documents": list(documents)}
+    of = f"({OF_DOCUMENTS} OR {OF_VERSIONS})" if any(map(is_past, corpus_ids)) else OF_DOCUMENTS
+    return f"{WITHIN} AND {of}", {"corpora": list(corpus_ids), "documents": list(documents)}
 
 
 def _vector(vector: Sequence[float]) -> str:

@@ -19,12 +19,16 @@ from sqlalchemy.orm import Session
 
 from retrieval import filters as attribute_filters
 from retrieval.index import MOST_HITS, ChunkIndex, Hit
+from retrieval.versions import Kept, kept_chunks, kept_documents
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import ChunkRow, Corpus, Document
+from storage.catalogue.schema import ChunkRow, Corpus, Document, VersionChunk
+from storage.catalogue.versions import check_kept, current_then, past_of
 from storage.errors import UserError
 from storage.types import RetrievedChunk, TextEmbedder
 
 Mode = Literal["hybrid", "dense", "lexical"]
+_Found = tuple[ChunkRow, Document] | tuple[VersionChunk, Kept]
+_Ranked = tuple[ChunkRow | VersionChunk, Document | Kept, float]
 RRF_K = 60
 MOST_RESULTS = 500
 CACHED_QUERIES = 256
@@ -46,8 +50,9 @@ class Ask:
     principals: frozenset[str]
     filters: Mapping[str, Any] | None
     score_threshold: float | None
+    as_of: float | None = None  # see retrieval.versions
 
-    def permits(self, document: Document | Row[Any]) -> bool:
+    def permits(self, document: Document | Kept | Row[Any]) -> bool:
         """The one rule of who may see a document, and whether it was asked for."""
         return (
             document.tenant_id == self.tenant_id
@@ -78,8 +83,10 @@ class Retriever:
         filters: Mapping[str, Any] | None = None,
         mode: Mode = "hybrid",
         score_threshold: float | None = None,
+        as_of: float | None = None,
     ) -> list[RetrievedChunk]:
-        """The best chunks, best first. Without principals only documents without an access list are seen.
+        """The best chunks, best first; `as_of` a time (seconds since the epoch), of what was current then. Without
+        principals only documents without an access list are seen.
 
         Corpora that are not the tenant's are passed over like corpora that do not exist.
         """
@@ -96,6 +103,7 @@ class Retriever:
             principals=frozenset(principals or ()),
             filters=filters,
             score_threshold=score_threshold,
+            as_of=as_of,
         )
         return self._settled(ask)
 
@@ -117,9 +125,13 @@ class Retriever:
     def _ranked(self, session: Session, ask: Ask) -> list[RetrievedChunk]:
         owned = select(Corpus.id).where(Corpus.id.in_(ask.corpus_ids), Corpus.tenant_id == ask.tenant_id)
         corpora = sorted(session.scalars(owned))
+        if ask.as_of is not None:
+            check_kept(session, corpora, ask.as_of)
         documents = _documents_to_search(session, ask, corpora) if corpora else []
         if documents == []:
             return []
+        if ask.as_of is not None:
+            corpora = [*corpora, *map(past_of, corpora)]
         depth = max(50, 4 * ask.top_k)
         while True:  # deeper only if duplicates or the budget ate what was found
             lists = self._lists(session, ask, corpora, documents, depth)
@@ -167,6 +179,9 @@ def _check(query: str, top_k: int, token_budget: int | None, mode: str) -> None:
 def _documents_to_search(session: Session, ask: Ask, corpora: list[str]) -> list[str] | None:
     """Ids of the documents to rank; None if every document of the corpora is."""
     rules = select(*RULES).where(Document.corpus_id.in_(corpora))
+    if ask.as_of is not None:
+        kept = [one.version_id for one in kept_documents(session, corpora, ask.as_of) if ask.permits(one)]
+        return kept + [one.id for one in session.execute(rules.where(current_then(ask.as_of))) if ask.permits(one)]
     if ask.filters is None:
         closed = rules.where(Document.access.is_not(None)).with_only_columns(Document.id).limit(1)
         if session.scalar(closed) is None:
@@ -174,23 +189,28 @@ def _documents_to_search(session: Session, ask: Ask, corpora: list[str]) -> list
     return [document.id for document in session.execute(rules) if ask.permits(document)]
 
 
-def _visible(session: Session, ask: Ask, chunk_ids: Sequence[int]) -> dict[int, tuple[ChunkRow, Document]]:
+def _visible(session: Session, ask: Ask, chunk_ids: Sequence[int]) -> dict[int, _Found]:
     """Of these chunks the ones that exist and are the asker's to see, by their rows and not by the index."""
-    found: dict[int, tuple[ChunkRow, Document]] = {}
+    found: dict[int, _Found] = {}
+    then = [] if ask.as_of is None else [current_then(ask.as_of)]
     for start in range(0, len(chunk_ids), 500):
+        some = chunk_ids[start : start + 500]
         rows = session.execute(
             select(ChunkRow, Document)
             .join(Document, Document.id == ChunkRow.document_id)
-            .where(ChunkRow.id.in_(chunk_ids[start : start + 500]))
+            .where(ChunkRow.id.in_(some), *then)
         )
         found |= {chunk.id: (chunk, document) for chunk, document in rows if ask.permits(document)}
+        if ask.as_of is not None:
+            kept = kept_chunks(session, some, ask.as_of)
+            found |= {number: pair for number, pair in kept.items() if ask.permits(pair[1])}
     return found
 
 
 def _confirmed(session: Session, ask: Ask, found: list[RetrievedChunk]) -> list[RetrievedChunk]:
     """What is still there and the asker's to see. SQLite may give a deleted chunk's id to another chunk."""
     rows = _visible(session, ask, [chunk.chunk_id for chunk in found])
-    now = (_retrieved(*rows[old.chunk_id], old.score) if old.chunk_id in rows else None for old in found)
+    now = (_retrieved(rows[old.chunk_id][0], rows[old.chunk_id][1], old.score) if old.chunk_id in rows else None for old in found)
     return [
         new
         for old, new in zip(found, now, strict=True)
@@ -198,7 +218,7 @@ def _confirmed(session: Session, ask: Ask, found: list[RetrievedChunk]) -> list[
     ]
 
 
-def _rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterable[tuple[ChunkRow, Document, float]]:
+def _rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterable[_Ranked]:
     """Rows of the hits, best first, read as they are needed."""
     for start in range(0, len(hits), 100):
         part = hits[start : start + 100]
@@ -208,7 +228,7 @@ def _rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterable[tupl
                 yield (*rows[chunk_id], score)
 
 
-def _choose(rows: Iterable[tuple[ChunkRow, Document, float]], ask: Ask) -> list[RetrievedChunk]:
+def _choose(rows: Iterable[_Ranked], ask: Ask) -> list[RetrievedChunk]:
     """Down the ranking: a text once, at or above the threshold, and whatever still fits the budget."""
     chosen: list[RetrievedChunk] = []
     texts: set[bytes] = set()
@@ -225,9 +245,9 @@ def _choose(rows: Iterable[tuple[ChunkRow, Document, float]], ask: Ask) -> list[
     return chosen
 
 
-def _retrieved(chunk: ChunkRow, document: Document, score: float) -> RetrievedChunk:
+def _retrieved(chunk: ChunkRow | VersionChunk, document: Document | Kept, score: float) -> RetrievedChunk:
     return RetrievedChunk(
-        chunk_id=chunk.id,
+        chunk_id=chunk.number,
         document_id=document.id,
         corpus_id=document.corpus_id,
         file_id=document.file_id,

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from retrieval import words
 from retrieval.index import CREATE_META, MOST_HITS, Hit, IndexMeta, Row
 from storage.catalogue.engine import Catalogue
+from storage.catalogue.versions import is_past
 from storage.types import TextEmbedder
 
 # A partition grows by whole blocks of `chunk_size` vectors: small, so that a small corpus stays small.
@@ -25,6 +26,12 @@ WORDS = "CREATE VIRTUAL TABLE index_words USING fts5(corpus, words, tokenize = '
 ERASE = "INSERT INTO index_words (index_words, rank) VALUES ('secure-delete', 1)"
 
 OF_DOCUMENTS = "(SELECT id FROM chunk WHERE document_id IN (SELECT value FROM json_each(:documents)))"
+OF_VERSIONS = "(SELECT -id FROM version_chunk WHERE version_id IN (SELECT value FROM json_each(:documents)))"
+COPIES = (
+    """INSERT INTO index_vector (chunk_id, corpus_id, embedding)
+       SELECT :new, :corpus, embedding FROM index_vector WHERE chunk_id = :old""",
+    "INSERT INTO index_words (rowid, corpus, words) SELECT :new, :word, words FROM index_words WHERE rowid = :old",
+)
 DENSE = "SELECT chunk_id, 1 - distance FROM index_vector WHERE embedding MATCH :vector AND k = :k"
 LEXICAL = "SELECT rowid, -bm25(index_words, 0, 1) AS score FROM index_words WHERE index_words MATCH :query"
 
@@ -39,6 +46,7 @@ class SQLiteIndex:
         with self._catalogue.read() as session:
             if self._meta.ready(session):
                 return
+        _ = self._embedder.dimensions, self._embedder.identity  # loads the model: not while everybody's write waits
         with self._catalogue.write() as session:
             if not self._meta.ready(session):
                 session.execute(text(CREATE_META))
@@ -77,6 +85,11 @@ class SQLiteIndex:
                 text(f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM json_each(:ids))"), ids
             )
 
+    def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
+        place = {"corpus": corpus_id, "word": _corpus_word(corpus_id)}
+        for statement in COPIES if pairs else ():
+            session.execute(text(statement), [{"old": old, "new": new, **place} for old, new in pairs])
+
     def dense(
         self,
         session: Session,
@@ -89,13 +102,12 @@ class SQLiteIndex:
         values: dict[str, Any] = {"vector": _packed(vector), "k": min(k, MOST_HITS)}
         sql = DENSE + " AND corpus_id = :corpus"
         if documents is not None:
-            sql += f" AND chunk_id IN {OF_DOCUMENTS}"
             values["documents"] = json.dumps(list(documents))
         hits: list[Hit] = []
         for corpus_id in dict.fromkeys(corpus_ids):  # a partition at a time
-            hits += [
-                (id_, score) for id_, score in session.execute(text(sql), values | {"corpus": corpus_id})
-            ]
+            of = f" AND chunk_id IN {OF_VERSIONS if is_past(corpus_id) else OF_DOCUMENTS}" if documents is not None else ""
+            rows = session.execute(text(sql + of), values | {"corpus": corpus_id})
+            hits += [(id_, score) for id_, score in rows]
         return heapq.nsmallest(values["k"], hits, key=lambda hit: (-hit[1], hit[0]))
 
     def lexical(
@@ -119,7 +131,10 @@ class SQLiteIndex:
         sql = LEXICAL
         if documents is not None:
             # The plus sign keeps SQLite from running the text search once per chunk of the list.
-            sql += f" AND +rowid IN {OF_DOCUMENTS}"
+            of = OF_DOCUMENTS
+            if any(map(is_past, corpus_ids)):
+                of = f"({OF_DOCUMENTS[1:-1]} UNION ALL {OF_VERSIONS[1:-1]})"
+            sql += f" AND +rowid IN {of}"
             values["documents"] = json.dumps(list(documents))
         rows = session.execute(text(sql + " ORDER BY score DESC, rowid LIMIT :k"), values)
         return [(id_, score) for id_, score in rows]

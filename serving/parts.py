@@ -412,15 +412,21 @@ class Wiring:
 
     @cached_property
     def ticker(self) -> Ticker:
+        from ingest.files import drop_source_files
         from ingest.garbage import Collector
         from ingest.placement import StorePass
         from ingest.ticker import Ticker
+        from ingest.versions import Expiry
         from precompute import rows
 
+        def clean(tenant_id: str, file_ids: Sequence[str]) -> None:
+            drop_source_files(self.catalogue, self.objects, tenant_id, file_ids)
+
         collector = Collector(self.catalogue, lambda: self.objects)
+        expiry = Expiry(self.catalogue, lambda: self.ingest_index, clean)
         storing = StorePass(self.catalogue, self.policy, self.ring)
         return Ticker(
-            self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick, storing.tick
+            self.catalogue, self.ring, self.delete_kv, rows.reap, rows.has_work, collector.tick, storing.tick, expiry.tick
         )
 
     @cached_property
@@ -514,7 +520,7 @@ class _Swapped:
 
     def __init__(self, index: ChunkIndex) -> None:
         self._index = index
-        self.remove = index.remove
+        self.remove, self.copy = index.remove, index.copy
 
     def add(self, session: Any, corpus_id: str, rows: Any) -> None:
         self._index.add(session, corpus_id, [(number, vector, text) for number, text, vector in rows])

@@ -227,6 +227,9 @@ class Index:
     def remove(self, session: Any, chunk_ids: Sequence[int]) -> None:
         self.real.remove(session, chunk_ids)
 
+    def copy(self, session: Any, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
+        self.real.copy(session, pairs, corpus_id)
+
 
 @cache
 def _empty_catalogue() -> bytes:

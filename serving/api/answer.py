@@ -129,7 +129,8 @@ def _retrieve(
     parts: ApiParts, who: Principal, ids: tuple[str, ...], messages: Any, body: ChatBody
 ) -> tuple[tuple[RetrievedChunk, ...], dict[int, tuple[Emphasis, ...]]]:
     query, top_k = retrieval_query(messages), body.top_k(parts.settings.top_k)
-    chunks = search.chunks(parts, who, ids, query, top_k, parts.settings.context_tokens)
+    as_of = body.preread.as_of if body.preread else None
+    chunks = search.chunks(parts, who, ids, query, top_k, parts.settings.context_tokens, as_of)
     asked = body.preread.emphasis if body.preread else {}
     return chunks, emphasis_of(chunks, asked, settings.standing_emphasis(parts, ids))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from serving.api.errors import BadParameter
+from serving.api.times import Moment
 from serving.engine.types import Message
 
 MAX_STOPS = 4
@@ -71,6 +72,7 @@ class PrereadOptions(BaseModel):
     method: str | None = None
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
     emphasis: Annotated[dict[str, float], Field(max_length=200)] = {}  # see serving.emphasis
+    as_of: Moment | None = None  # passages of what was current then
 
 
 class ChatBody(BaseModel):

@@ -84,12 +84,14 @@ class SourceBody(BaseModel):
 
 class SettingsBody(BaseModel):
     """`emphasis`: path pattern → how many times the attention its documents are paid; the last one that fits counts.
-    `conditioning`: what chunks are read behind; a job brings the documents that are there along. What is left out stays as
-    it is."""
+    `conditioning`: what chunks are read behind; a job brings the documents that are there along. `keep_versions`: for how
+    long ("30d", "12h"), or how many (0: none) of each document's replaced generations can be queried. What is left out
+    stays as it is."""
 
     model_config = ConfigDict(extra="forbid")
     emphasis: Annotated[dict[str, float], Field(max_length=200)] | None = None
     conditioning: Literal["none", "document"] | None = None
+    keep_versions: str | int | None = None
 
 
 @router.post("/documents", openapi_extra=_FORM)
@@ -136,4 +138,4 @@ def retrieve_settings(parts: Parts, who: Reader, corpus_id: str) -> dict[str, An
 
 @router.put("/settings")
 def replace_settings(parts: Parts, who: Admin, corpus_id: str, body: SettingsBody) -> dict[str, Any]:
-    return settings.change(parts, who, corpus_id, body.emphasis, body.conditioning)
+    return settings.change(parts, who, corpus_id, body.emphasis, body.conditioning, body.keep_versions)

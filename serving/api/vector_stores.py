@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
+from serving.api.times import Moment
 from serving.doors import batches, corpora, search
 from serving.doors.documents import Wanted
 
@@ -55,6 +56,7 @@ class SearchBody(BaseModel):
     filters: dict[str, Any] | None = None
     ranking_options: RankingOptions | None = None
     rewrite_query: bool = False
+    as_of: Moment | None = None  # of what was current then
 
 
 @router.post("")
@@ -86,4 +88,5 @@ def delete_vector_store(parts: Parts, who: Writer, vector_store_id: str) -> dict
 @router.post("/{vector_store_id}/search")
 def search_vector_store(parts: Parts, who: Reader, vector_store_id: str, body: SearchBody) -> dict[str, Any]:
     threshold = body.ranking_options.score_threshold if body.ranking_options else None
-    return search.show(parts, who, vector_store_id, body.query, body.max_num_results, body.filters, threshold)
+    asked = (body.query, body.max_num_results, body.filters, threshold, body.as_of)
+    return search.show(parts, who, vector_store_id, *asked)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, and_, select
 from sqlalchemy.orm import Session
 
 from ingest.job_view import RETRYABLE
@@ -15,7 +15,7 @@ from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors import corpora, files, purges
 from serving.doors.paging import Page, listing, window
-from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile
+from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentVersion, Job, JobFile
 from storage.errors import NotFound
 
 OPEN = ("pending", "leased")
@@ -107,11 +107,19 @@ def text(parts: ApiParts, who: Principal, corpus_id: str, file_id: str) -> dict[
 
 
 def remove(parts: ApiParts, who: Principal, corpus_id: str, file_id: str) -> dict[str, Any]:
-    """Take a document out of a vector store, down to its stored KV; its file stays. With the receipt."""
+    """Take a document out of a vector store, down to its stored KV and its kept generations; its file stays. A file that
+    only a kept generation holds goes with that one. With the receipt."""
+    of_file = (DocumentVersion.corpus_id == corpus_id, DocumentVersion.file_id == file_id, files.kept_open_to(who))
     with parts.catalogue.write() as session:
-        document = held(session, who, corpora.find(session, who, corpus_id).id, file_id)
-        audit(session, who, "document.delete", document.id, parts.clock())
-    receipt = parts.deleter.document(who.tenant_id, document.id, raw=False)
+        corpora.find(session, who, corpus_id)
+        document = session.scalars(_held(who, corpus_id, file_id)).first()
+        if document is None and session.scalars(select(DocumentVersion.id).where(*of_file).limit(1)).first() is None:
+            raise _no_document(corpus_id, file_id)
+        audit(session, who, "document.delete", document.id if document else file_id, parts.clock())
+    if document is not None:
+        receipt = parts.deleter.document(who.tenant_id, document.id, raw=False)
+    else:
+        receipt = parts.deleter.kept(who.tenant_id, and_(*of_file))
     purged = purges.record(parts, who, corpus_id, receipt, {"file_id": file_id})
     deleted = {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
     return {**deleted, **purged}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from sqlalchemy import ColumnElement, Select, String, cast, or_, select
+from sqlalchemy import ColumnElement, Select, String, and_, cast, or_, select
 from sqlalchemy.orm import Session
 
 from ingest.files import delete_file, open_file, store_file
@@ -16,7 +16,7 @@ from ingest.sync import offer
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors.paging import Page, listing, window
-from storage.catalogue.schema import Document, File
+from storage.catalogue.schema import Document, DocumentVersion, File
 from storage.errors import NotFound, UserError
 
 
@@ -32,14 +32,22 @@ def find(session: Session, who: Principal, file_id: str) -> File:
 def _visible(who: Principal) -> list[ColumnElement[bool]]:
     placed = select(Document.id).where(Document.file_id == File.id)
     seen = placed.where(*open_to(who)).exists()
-    return [File.tenant_id == who.tenant_id, seen | ~placed.exists()]
+    kept = select(DocumentVersion.id).where(DocumentVersion.file_id == File.id)
+    known = seen | kept.where(kept_open_to(who)).exists()
+    return [File.tenant_id == who.tenant_id, known | ~(placed.exists() | kept.exists())]
 
 
-def open_to(who: Principal) -> list[ColumnElement[bool]]:
+def open_to(who: Principal, table: Any = Document) -> list[ColumnElement[bool]]:
     """Which documents a principal may see: in its corpora, with no access list or one that names it."""
-    listed = [cast(Document.access, String).contains(f'"{name}"', autoescape=True) for name in who.names]
-    rule = [or_(Document.access.is_(None), *listed)]
-    return rule if who.corpora is None else [*rule, Document.corpus_id.in_(who.corpora)]
+    listed = [cast(table.access, String).contains(f'"{name}"', autoescape=True) for name in who.names]
+    rule = [or_(table.access.is_(None), *listed)]
+    return rule if who.corpora is None else [*rule, table.corpus_id.in_(who.corpora)]
+
+
+def kept_open_to(who: Principal) -> ColumnElement[bool]:
+    """Which kept generations a principal may see: those of documents that it may, or might when they were deleted."""
+    live = select(Document.id).where(Document.id == DocumentVersion.document_id)
+    return or_(live.where(*open_to(who)).exists(), and_(~live.exists(), *open_to(who, DocumentVersion)))
 
 
 def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO, purpose: str) -> File:
@@ -62,8 +70,8 @@ def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO
 def _unused(file: File) -> Select[File]:
     """Files with the same name and bytes that no document is made of. (Who adds a file to a corpus makes its document.)"""
     same = [getattr(File, name) == getattr(file, name) for name in ("tenant_id", "sha256", "filename", "purpose")]
-    placed = select(Document.id).where(Document.file_id == File.id).exists()
-    return select(File).where(*same, ~placed).order_by(File.created_at, File.id)
+    placed, kept = (select(t.id).where(t.file_id == File.id).exists() for t in (Document, DocumentVersion))
+    return select(File).where(*same, ~placed, ~kept).order_by(File.created_at, File.id)
 
 
 def _twin(file: File) -> File:
@@ -116,6 +124,7 @@ def remove(parts: ApiParts, who: Principal, file_id: str) -> None:
         documents = session.scalars(query).all()
     for document_id in documents:
         parts.deleter.document(who.tenant_id, document_id, raw=False)
+    parts.deleter.kept(who.tenant_id, and_(DocumentVersion.file_id == file_id, kept_open_to(who)))
     if not delete_file(parts.catalogue, parts.objects, who.tenant_id, file_id):
         raise UserError(
             "This file is still being read into a vector store, or another key's documents need it.",

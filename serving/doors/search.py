@@ -6,16 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from serving.api.parts import ApiParts
 from serving.auth import Principal
 from serving.doors import corpora, files
-from storage.catalogue.schema import ChunkRow, Document
+from storage.catalogue.schema import ChunkRow, Document, DocumentVersion, VersionChunk
 from storage.types import RetrievedChunk
 
 
 def chunks(
-    parts: ApiParts, who: Principal, corpus_ids: Sequence[str], query: str, top_k: int, token_budget: int
+    parts: ApiParts,
+    who: Principal,
+    corpus_ids: Sequence[str],
+    query: str,
+    top_k: int,
+    token_budget: int,
+    as_of: float | None = None,
 ) -> tuple[RetrievedChunk, ...]:
     """The best chunks for a prompt, best first."""
     found = parts.retriever.search(
@@ -25,6 +32,7 @@ def chunks(
         top_k=top_k,
         token_budget=token_budget,
         principals=who.names,
+        as_of=as_of,
     )
     return tuple(found)
 
@@ -39,8 +47,22 @@ def still_there(parts: ApiParts, who: Principal, chunks: Sequence[RetrievedChunk
     )
     with parts.catalogue.read() as session:
         rows = {row[0]: (row[1], row[2]) for row in session.execute(query)}
+        rows |= _kept_there(session, who, [chunk.chunk_id for chunk in chunks])
     # Text and document are compared, since a database may give a deleted chunk's id to another one.
     return frozenset(c.chunk_id for c in chunks if rows.get(c.chunk_id) == (c.document_id, c.text))
+
+
+def _kept_there(session: Session, who: Principal, numbers: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Of kept generations: document and text by the chunk's number in the indexes."""
+    ids = [-number for number in numbers if number < 0]
+    if not ids:
+        return {}
+    query = (
+        select(VersionChunk, DocumentVersion.document_id)
+        .join(DocumentVersion, DocumentVersion.id == VersionChunk.version_id)
+        .where(VersionChunk.id.in_(ids), DocumentVersion.tenant_id == who.tenant_id, files.kept_open_to(who))
+    )
+    return {chunk.number: (document_id, chunk.text) for chunk, document_id in session.execute(query)}
 
 
 def show(
@@ -51,6 +73,7 @@ def show(
     top_k: int,
     filters: dict[str, Any] | None,
     threshold: float | None,
+    as_of: float | None = None,
 ) -> dict[str, Any]:
     """Search results; of several queries, each chunk with its best score. Raises NotFound, UserError."""
     with parts.catalogue.read() as session:
@@ -66,6 +89,7 @@ def show(
             principals=who.names,
             filters=filters,
             score_threshold=threshold,
+            as_of=as_of,
         ):
             if chunk.chunk_id not in best or best[chunk.chunk_id].score < chunk.score:
                 best[chunk.chunk_id] = chunk

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 
 from ingest.sync import queue_reindex
+from ingest.versions import Keeping
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors import corpora
@@ -22,18 +24,26 @@ def show(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
 
 
 def change(
-    parts: ApiParts, who: Principal, corpus_id: str, emphasis: Mapping[str, float] | None, conditioning: str | None
+    parts: ApiParts,
+    who: Principal,
+    corpus_id: str,
+    emphasis: Mapping[str, float] | None,
+    conditioning: str | None,
+    keep_versions: str | int | None = None,
 ) -> dict[str, Any]:
     """Replace what is given; another conditioning queues a job over the documents that are there. Raises NotFound,
     UserError."""
     for pattern, weight in (emphasis or {}).items():
         check_weight(pattern, weight)
+    keeps = Keeping.of(keep_versions) is not None
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         session.refresh(corpus, with_for_update=True)
         before = corpus.conditioning
-        new = {"emphasis": emphasis and dict(emphasis), "conditioning": conditioning}
+        new = {"emphasis": emphasis and dict(emphasis), "conditioning": conditioning, "keep_versions": keep_versions}
         corpus.settings = {**corpus.settings, **{name: value for name, value in new.items() if value is not None}}
+        if keep_versions is not None:
+            corpus.versions_from = (corpus.versions_from or time.time()) if keeps else None
         audit(session, who, "corpus.settings", corpus_id, parts.clock())
         session.flush()
         if corpus.conditioning != before:
@@ -57,4 +67,6 @@ def _shape(corpus: Corpus) -> dict[str, Any]:
         "corpus_id": corpus.id,
         "emphasis": emphasis,
         "conditioning": corpus.conditioning,
+        "keep_versions": corpus.settings.get("keep_versions", 0),
+        "versions_from": corpus.versions_from,
     }

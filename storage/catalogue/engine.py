@@ -26,6 +26,7 @@ from storage.errors import Overloaded, StorageUnavailable, UserError
 
 Dialect = Literal["sqlite", "postgresql"]
 BUSY_SECONDS = 30.0
+_DISK_FULL = "53100"
 _OVERTAKEN = ("40001", "40P01")  # PostgreSQL's: serialization failure, deadlock detected
 
 
@@ -177,6 +178,8 @@ def _errors_named() -> Iterator[None]:
             raise Overloaded("The catalogue is busy with another write; try again.") from error
         if error.connection_invalidated or _cannot_connect(error.orig):
             raise StorageUnavailable("The catalogue's database does not answer.") from error
+        if sqlite.is_full(error.orig) or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
+            raise StorageUnavailable("The catalogue's disk is full.") from error
         raise
 
 

@@ -56,6 +56,7 @@ class Corpus(Base):
     settings: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # emphasis, conditioning
     created_at: Mapped[float]
     last_active_at: Mapped[float]
+    versions_from: Mapped[float | None]  # it can be queried as of any time since then; None: as of now alone
 
     @property
     def conditioning(self) -> str:
@@ -98,6 +99,58 @@ class Document(Base):
     not_stored: Mapped[str | None] = mapped_column(String(64))  # the policy rule that keeps its KV out of the store
     codec: Mapped[str | None] = mapped_column(String(32))  # chosen by a policy rule for its KV; None: the reader's own
     created_at: Mapped[float]
+    current_since: Mapped[float | None]  # when its generation began; None: it has none yet
+
+
+class DocumentVersion(Base):
+    """A generation of a document that was replaced or deleted by a sync, and is kept because its corpus's settings say
+    so. It was current in [valid_from, valid_to)."""
+
+    __tablename__ = "document_version"
+    __table_args__ = (
+        Index("version_corpus", "corpus_id", "valid_to"),
+        Index("version_document", "document_id"),
+        Index("version_file", "file_id"),
+    )
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # ver-…
+    document_id: Mapped[str] = mapped_column(String(64))  # which may be deleted
+    corpus_id: Mapped[str] = mapped_column(ForeignKey("corpus.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    file_id: Mapped[str] = mapped_column(String(64))
+    path: Mapped[str] = mapped_column(Text)
+    sha256: Mapped[str] = mapped_column(String(64))
+    generation: Mapped[int]
+    access: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))  # where the document is there, its own counts
+    attributes: Mapped[dict[str, Any]]
+    not_stored: Mapped[str | None] = mapped_column(String(64))
+    codec: Mapped[str | None] = mapped_column(String(32))
+    valid_from: Mapped[float]
+    valid_to: Mapped[float]
+
+
+class VersionChunk(Base):
+    """A chunk of a kept generation. In the indexes it has the number -id, in a partition of its own."""
+
+    __tablename__ = "version_chunk"
+    __table_args__ = (Index("version_chunk_order", "version_id", "ordinal"),)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    version_id: Mapped[str] = mapped_column(ForeignKey("document_version.id"))
+    ordinal: Mapped[int]
+    text: Mapped[str] = mapped_column(Text)
+    token_ids: Mapped[bytes] = mapped_column(LargeBinary)
+    start: Mapped[int]
+    end: Mapped[int]
+    headings: Mapped[list[str]]
+    page_start: Mapped[int | None]
+    page_end: Mapped[int | None]
+    line_start: Mapped[int]
+    line_end: Mapped[int]
+    kv_key: Mapped[str | None] = mapped_column(String(64), index=True)
+
+    @property
+    def number(self) -> int:
+        """Its id in the indexes."""
+        return -self.id
 
 
 class ChunkRow(Base):
@@ -118,6 +171,11 @@ class ChunkRow(Base):
     line_start: Mapped[int]
     line_end: Mapped[int]
     kv_key: Mapped[str | None] = mapped_column(String(64), index=True)
+
+    @property
+    def number(self) -> int:
+        """Its id in the indexes."""
+        return self.id
 
 
 class KVObject(Base):

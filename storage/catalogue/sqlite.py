@@ -77,3 +77,8 @@ def _use_wal(connection: Any) -> None:
 def is_busy(error: Any) -> bool:
     """Whether SQLite gave up waiting for another writer."""
     return type(error).__name__ == "OperationalError" and "is locked" in str(error)
+
+
+def is_full(error: Any) -> bool:
+    """Whether there is no room left for the file; what was being written is rolled back."""
+    return type(error).__name__ == "OperationalError" and "disk is full" in str(error)

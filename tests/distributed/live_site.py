@@ -55,11 +55,11 @@ class Site:
     port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, command: str, name: str | None = None) -> subprocess.Popen[bytes]:
+    def start(self, command: str, name: str | None = None, argv: list[str] | None = None) -> subprocess.Popen[bytes]:
         name = name or command
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "serving.cli", command],
+                argv or [sys.executable, "-m", "serving.cli", command],
                 env=self.environ(name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -107,3 +109,39 @@ def test_unknown_queues_and_models_are_refused_by_name(tmp_path: Path) -> None:
         run_worker(Settings(data_dir=tmp_path), ["laundry"])
     with pytest.raises(UserError, match="nowhere"):
         model_folder(Settings(data_dir=tmp_path, model="nowhere"))
+
+
+# A worker as it is started, with work that ends only if both of its queues are worked on at the same time.
+OVERLAP = """
+import os, sys, threading
+from pathlib import Path
+from serving import processes
+from serving.settings import Settings
+
+met = threading.Barrier(2)
+
+
+class Both:
+    def __init__(self, *_):
+        self.ring = lambda queue: None
+        self.ingest_worker = self.kv_queue = self
+
+    def drain(self, *_, **__):
+        try:
+            met.wait(90)
+        except threading.BrokenBarrierError:
+            os._exit(1)
+        print("both", flush=True)
+        os._exit(0)
+
+
+processes.WorkerParts = Both
+processes.run_worker(Settings(data_dir=Path(sys.argv[1])), processes.QUEUES)
+"""
+
+
+def test_a_worker_parses_the_next_file_while_it_computes_the_one_before(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OVERLAP, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "both" in done.stdout + done.stderr

@@ -25,7 +25,7 @@ def test_a_deleted_document_is_gone_everywhere_and_counted(work: Work) -> None:
     receipt = work.deleter.document("t1", document.id)
     assert receipt == {
         "documents": 1, "chunks": 3, "vectors": 3, "lexical": 3, "kv_objects": 2, "kv_kept": 1, "kv_owed": 0,
-        "files": 1, "files_kept": 0,
+        "versions": 0, "files": 1, "files_kept": 0,
     }  # fmt: skip
     dense, lexical = work.search(corpus, "p0w1 p1w1 p2w1")
     assert "p1w1" not in " ".join(dense + lexical)

@@ -126,6 +126,9 @@ class IngestSide:
     def add(self, session: Session, corpus_id: str, rows: Sequence[tuple[int, str, Sequence[float]]]) -> None:
         self._index.add(session, corpus_id, [(id, vector, text) for id, text, vector in rows])
 
+    def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
+        self._index.copy(session, pairs, corpus_id)
+
     def remove(self, session: Session, chunk_ids: Sequence[int]) -> None:
         self._index.remove(session, chunk_ids)
 

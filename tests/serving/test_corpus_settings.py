@@ -41,7 +41,8 @@ def test_another_conditioning_brings_the_documents_along(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"conditioning": "twice"}, {"emphasize": {"*": 2}}, {"emphasis": {"\ud800": 2}}, {"emphasis": {"*": 0}}, {"emphasis": 3}],
+    [{"conditioning": "twice"}, {"emphasize": {"*": 2}}, {"emphasis": {"\ud800": 2}}, {"emphasis": {"*": 0}}, {"emphasis": 3},
+     {"keep_versions": "soon"}, {"keep_versions": -1}, {"keep_versions": 1e9}],
 )
 def test_nonsense_is_refused_and_changes_nothing(body: Any, site: Site) -> None:
     corpus = site.corpus_of("handbook", {"a.txt": "Invoices are due after thirty days."})
@@ -50,4 +51,5 @@ def test_nonsense_is_refused_and_changes_nothing(body: Any, site: Site) -> None:
         reply = http.put(url, content=json.dumps(body), headers={"content-type": "application/json"})
         assert reply.status_code in (400, 422), reply.text
         assert reply.json()["error"]["message"]
-        assert http.get(url).json() == {"object": "corpus.settings", "corpus_id": corpus, "emphasis": {}, "conditioning": "none"}
+        unchanged = {"emphasis": {}, "conditioning": "none", "keep_versions": 0, "versions_from": None}
+        assert http.get(url).json() == {"object": "corpus.settings", "corpus_id": corpus, **unchanged}

@@ -297,12 +297,17 @@ def test_a_serialization_failure_on_postgresql_is_retryable(postgres_url: str) -
     catalogue = open_catalogue(postgres_url)
     with catalogue.write() as session:
         session.add(tenant("a"))
-    with pytest.raises(Overloaded), catalogue.write() as session:  # noqa: PT012 - the whole transaction is what is refused
-        session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
-        session.scalar(select(Tenant.name))
-        with catalogue.write() as other:
-            other.get_one(Tenant, "a").name = "first"
-        session.execute(text("UPDATE tenant SET name = 'second'"))
+
+    def overtaken() -> None:
+        with catalogue.write() as session:
+            session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+            session.scalar(select(Tenant.name))
+            with catalogue.write() as other:
+                other.get_one(Tenant, "a").name = "first"
+            session.execute(text("UPDATE tenant SET name = 'second'"))
+
+    with pytest.raises(Overloaded):
+        overtaken()
     catalogue.close()
 
 
