@@ -82,7 +82,8 @@ BOMB = b'<!DOCTYPE x [<!ENTITY b "aaaaaaaaaaaaaaaaaaaa">' + NESTED + b"]><urlset
 
 @pytest.mark.parametrize(
     "body",
-    [b"<html>log in", b"[1]", b'{"a": 1', b"[" * 10_000, b'["/a", null]', b"<sitemapindex/>", b"down for maintenance", b"\xff\xfe/\0a\0",
+    [b"<html>log in", b"[1]", b'{"a": 1', b"[" * 10_000, b'["/a", null]', b"<sitemapindex/>",
+     b"down for maintenance", b"\xff\xfe/\0a\0",
      BOMB],
 )  # fmt: skip
 def test_what_is_no_list_is_refused(server: Web, reach: Reach, body: bytes) -> None:
