@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,6 +21,7 @@ from git_kit import backend
 
 from ingest.egress import AllowedHosts
 from ingest.planner import SourcePlanner
+from ingest.schedules import create_schedule, tick
 from ingest.sources import KINDS, Reach
 from ingest.sync import queue_sync
 from storage.catalogue.schema import Corpus, Document, Job, JobFile
@@ -199,6 +201,17 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(work: Work, origin
     assert {k: real[k] for k in ("added", "modified", "renamed", "deleted")} == {
         k: dry[k] for k in ("added", "modified", "renamed", "deleted")
     }
+
+
+def test_a_schedule_syncs_it(work: Work, origin: Origin) -> None:
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    with work.catalogue.write() as session:
+        create_schedule(session, session.get_one(Corpus, corpus.id), "* * * * *", "Asia/Kolkata").next_due_at = time.time()
+    assert tick(work.catalogue, time.time(), work.rung.append) == 1
+    assert tick(work.catalogue, time.time() + 120, work.rung.append) == 0
+    work.worker(planner=SourcePlanner(work.catalogue, work.objects, origin.reach, work.pipeline.done_hash)).drain()
+    assert len(texts(work, corpus)) == 6
 
 
 def test_a_source_that_is_away_fails_the_job_and_deletes_nothing(work: Work, origin: Origin) -> None:
