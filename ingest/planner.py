@@ -6,19 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from ingest.files import SOURCE_PURPOSE, store_file
 from ingest.jobs import JobItem, add_items, advance, attach, settle
 from ingest.leases import owned_plan
-from ingest.sources import Asker, Entry, Left, Reach, Source, open_source
+from ingest.sources import Asker, Entry, Left, Reach, Seen, Source, open_source
 from ingest.sync import Diff, DoneHash, diff, moves
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import Corpus, File, Job, JobFile
+from storage.catalogue.schema import Corpus, File, Job, JobFile, SourceItem
 from storage.errors import Cancelled, FileError, UserError
 from storage.types import ObjectStore
 
+BATCH = 500
 MOST_SHOWN = 1000  # skipped files that a job names
 
 
@@ -35,9 +36,10 @@ class SourcePlanner:
         """Store the job's files with it. Raises UserError, StorageUnavailable, Cancelled."""
         with self.catalogue.read() as session:
             corpus = session.get(Corpus, job.corpus_id)
+            seen = seen_in(session, job.corpus_id)
         if corpus is None:
             raise UserError("the corpus was deleted")
-        source = open_source(corpus.source or {}, self.reach, Asker(corpus.tenant_id, check=lambda: self._check(job)))
+        source = open_source(corpus.source or {}, self.reach, Asker(corpus.tenant_id, seen, check=lambda: self._check(job)))
         try:
             self._plan(job, corpus, source)
         finally:
@@ -63,6 +65,7 @@ class SourcePlanner:
         stored, refused = ({}, {}) if dry else self._store(job, corpus, source, (*found.modified, *found.added))
         with self.catalogue.write() as session:
             self._write(session, job, found, stored, refused, source.skipped)
+            remember(session, corpus.id, source.seen)
 
     def _store(
         self, job: Job, corpus: Corpus, source: Source, paths: Sequence[str]
@@ -110,6 +113,22 @@ class SourcePlanner:
         advance(session, row.id, "extract")
         session.flush()
         settle(session, row.id)
+
+
+def seen_in(session: Session, corpus_id: str | None) -> dict[str, Seen]:
+    """What the corpus's source held when it was last listed, by path."""
+    rows = session.scalars(select(SourceItem).where(SourceItem.corpus_id == corpus_id))
+    return {row.path: Seen(row.tag, row.sha256, row.bytes, row.refusal) for row in rows}
+
+
+def remember(session: Session, corpus_id: str, seen: Mapping[str, Seen]) -> None:
+    """Make the memory of the source equal to what was seen of it now; rows that say the same are left alone."""
+    known = seen_in(session, corpus_id)
+    changed = [path for path in {**known, **seen} if known.get(path) != seen.get(path)]
+    for paths in (changed[at : at + BATCH] for at in range(0, len(changed), BATCH)):
+        session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id, SourceItem.path.in_(paths)))
+        session.add_all(SourceItem(corpus_id=corpus_id, path=path, **vars(seen[path])) for path in paths if path in seen)
+        session.flush()
 
 
 def _refusal(job: Job, path: str, error: FileError) -> JobFile:

@@ -9,10 +9,10 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.jobs import ACTIVE, new_id
-from ingest.sync import queue_sync
+from ingest.jobs import new_id
+from ingest.sync import queue_sync, running_syncs
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import Corpus, Job, Schedule, ScheduleRun
+from storage.catalogue.schema import Corpus, Schedule, ScheduleRun
 from storage.cron import next_due
 from storage.errors import UserError
 
@@ -75,7 +75,7 @@ def _fire(session: Session, schedule_id: str, now: float) -> bool:
         return False
     run = ScheduleRun(schedule_id=schedule.id, due_at=due_at, fired_at=now, outcome="started")
     session.add(run)
-    if _overlaps(session, schedule.corpus_id):
+    if running_syncs(session, schedule.corpus_id):
         run.outcome = "skipped_overlap"
         return False
     corpus = session.get_one(Corpus, schedule.corpus_id)
@@ -84,8 +84,3 @@ def _fire(session: Session, schedule_id: str, now: float) -> bool:
     except UserError:
         run.outcome = "failed"
     return run.outcome == "started"
-
-
-def _overlaps(session: Session, corpus_id: str) -> bool:
-    running = select(Job.id).where(Job.corpus_id == corpus_id, Job.type == "sync", Job.status.in_(ACTIVE))
-    return session.scalars(running.limit(1)).first() is not None

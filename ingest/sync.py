@@ -202,6 +202,12 @@ def queue_sync(session: Session, corpus: Corpus, request: Mapping[str, Any] | No
     )
 
 
+def running_syncs(session: Session, corpus_id: str) -> list[Job]:
+    """The corpus's syncs that have not ended and will change something, the oldest first."""
+    active = select(Job).where(Job.corpus_id == corpus_id, Job.type == "sync", Job.status.in_(ACTIVE))
+    return [job for job in session.scalars(active.order_by(Job.created_at, Job.id)) if not job.request.get("dry_run")]
+
+
 def queue_reindex(session: Session, corpus: Corpus) -> Job:
     """A job over all documents of a corpus. Those that are done as we do it now cost nothing."""
     rows = session.scalars(select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path))

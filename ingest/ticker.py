@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest import schedules
+from ingest import pushes, schedules
 from ingest.jobs import ACTIVE, cancel_waiting, settle
 from ingest.leases import has_work, reap
 from ingest.purge import try_sweep
@@ -37,15 +37,17 @@ class Ticker:
     expire_versions: Callable[[], int] = lambda: 0
 
     def tick(self, now: float | None = None) -> None:
-        """Fire schedules, return what dead workers held, settle jobs, delete what is marked, drop tombstones that every site
-        has seen to, and ring."""
-        schedules.tick(self.catalogue, time.time() if now is None else now, self.ring)
+        """Fire schedules, return what dead workers held, settle jobs, sync what was pushed to meanwhile, delete what is marked,
+        drop tombstones that every site has seen to, and ring."""
+        now = time.time() if now is None else now
+        schedules.tick(self.catalogue, now, self.ring)
         with self.catalogue.write() as session:
             reap(session)
             self.reap_kv(session)
             expire_uploads(session)
         self._settle()
         self.expire_versions()
+        pushes.follow(self.catalogue, self.ring, now)
         try_sweep(self.catalogue, self.kv_delete)
         prune(self.catalogue)
         self.ring_for_work()

@@ -18,8 +18,10 @@ from serving import (
     cli_policy,
     cli_server,
     cli_sites,
+    cli_sources,
     cli_storage,
     cli_storage_view,
+    cli_webhooks,
     cli_work,
 )
 from serving.cli_output import note
@@ -44,6 +46,8 @@ app.add_typer(cli_policy.app, name="policy")
 app.add_typer(cli_storage.app, name="storage")
 app.command()(cli_storage_view.usage)
 app.add_typer(cli_sites.app, name="site")
+app.add_typer(cli_sources.app, name="source")
+app.add_typer(cli_webhooks.app, name="webhook")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -13,6 +13,7 @@ import typer
 from serving.cli_client import Api, KeyFile, Url, connect, ensure_corpus, find_corpus
 from serving.cli_jobs import end, follow
 from serving.cli_output import Json, note, show
+from serving.cli_sources import changes
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def sync(
         Path | None, typer.Option(help="First set the source: a folder on the server that it may read.")
     ] = None,
     git: Annotated[bool, typer.Option("--git", help="The source is a git repository.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     wait: Wait = True,
     url: Url = None,
     key_file: KeyFile = None,
@@ -74,7 +76,14 @@ def sync(
         found = ensure_corpus(api, corpus)
         body = {"source": {"type": "git" if git else "folder", "path": str(source.resolve())}}
         api.call("PUT", f"/corpora/{found['id']}/source", json=body)
-    _finish(api, api.post(f"/corpora/{found['id']}/sync", {"delete_missing": True}), wait, as_json)
+    started = api.post(f"/corpora/{found['id']}/sync", {"delete_missing": True, "dry_run": dry_run})
+    if not dry_run:
+        _finish(api, started, wait, as_json)
+        return
+    job = follow(api, started["job_id"], as_json)
+    if job["status"] != "completed":
+        end(job, as_json)
+    changes(api, found["id"], job, as_json)
 
 
 def listed(folder: Path) -> list[Entry]:

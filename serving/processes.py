@@ -179,7 +179,7 @@ def run_beat(settings: Settings) -> None:
     if settings.parent_url:
         _follow_parent(wiring, stop)
     # A thread of its own: receivers that hang must not hold up the tick.
-    arguments = (wiring.courier.tick, "webhooks not sent", stop, settings.tick_seconds)
+    arguments = (lambda: wiring.courier.tick(), "webhooks not sent", stop, settings.tick_seconds)
     threading.Thread(target=_repeat, args=arguments, name="webhooks", daemon=True).start()
     try:
         _repeat(lambda: wiring.ticker.tick(), "tick failed", stop, settings.tick_seconds)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,14 @@ class SeaweedFS:
             self._process.kill()
             self._process.wait(timeout=10)
             self._process = None
+
+
+def s3_client(server: S3Server) -> Any:
+    """boto3's own client: what a test does to a bucket behind our back."""
+    import boto3
+
+    keys = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
+    return boto3.session.Session().client("s3", endpoint_url=server.endpoint, region_name=server.region, **keys)
 
 
 @pytest.fixture(scope="session")

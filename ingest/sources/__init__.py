@@ -10,6 +10,7 @@ from typing import Any
 from ingest.sources.credentials import Credential, read_credential
 from ingest.sources.folder import FolderSource
 from ingest.sources.git import GitSource
+from ingest.sources.http_list import HttpListSource
 from ingest.sources.types import FILE_BYTES, Asker, Entry, Left, Reach, Seen, Source
 from storage.errors import UserError
 
@@ -38,8 +39,23 @@ def _git(spec: Spec, reach: Reach, asker: Asker) -> Source:
     return GitSource(_inside(_text(spec, "path"), reach), _text(spec, "ref", "HEAD"))
 
 
+def _s3(spec: Spec, reach: Reach, asker: Asker) -> Source:
+    from ingest.sources.s3 import Bucket, S3Source  # botocore takes half a second to import
+
+    endpoint = _text(spec, "endpoint") if spec.get("endpoint") else ""
+    bucket = Bucket.parse(_text(spec, "url"), endpoint, _text(spec, "region", "us-east-1"))
+    return S3Source(bucket, reach, asker, _credential(spec, reach, asker, bucket.url))
+
+
+def _http(spec: Spec, reach: Reach, asker: Asker) -> Source:
+    url = _text(spec, "url")
+    return HttpListSource(url, reach, asker, _credential(spec, reach, asker, url))
+
+
 # Each raises UserError for words that name nothing it may read.
-KINDS: Mapping[str, Callable[[Spec, Reach, Asker], Source]] = MappingProxyType({"folder": _folder, "git": _git})
+KINDS: Mapping[str, Callable[[Spec, Reach, Asker], Source]] = MappingProxyType(
+    {"folder": _folder, "git": _git, "s3": _s3, "http": _http}
+)
 
 
 def _text(spec: Spec, name: str, default: str = "") -> str:

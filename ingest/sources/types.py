@@ -37,11 +37,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a path held when it was last fetched. `tag`: the server's word for that content, e.g. its ETag."""
+    """What a path held when it was last fetched. `tag`: the server's word for that content, e.g. its ETag. `refusal`: why it
+    is no document, if it is none."""
 
     tag: str
     sha256: str
     bytes: int
+    refusal: str = ""
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,28 @@ class GitSource(BaseModel):
         return self
 
 
+class S3Source(BaseModel):
+    """`url`: s3://bucket/prefix. `endpoint`: https://… of a store that is not AWS."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["s3"]
+    url: Url
+    endpoint: Url | None = None
+    region: Annotated[str, Field(pattern="^[a-z0-9-]{1,40}$")] = "us-east-1"
+    credential: Credential | None = None
+
+
+class HttpSource(BaseModel):
+    """`url`: of a list of URLs, as text, JSON or a sitemap."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["http"]
+    url: Url
+    credential: Credential | None = None
+
+
 class SourceBody(BaseModel):
-    source: Annotated[FolderSource | GitSource, Field(discriminator="type")] | None
+    source: Annotated[FolderSource | GitSource | S3Source | HttpSource, Field(discriminator="type")] | None
 
 
 class SettingsBody(BaseModel):

@@ -390,6 +390,7 @@ class SourceItem(Base):
     tag: Mapped[str] = mapped_column(Text)  # the server's word for the content, e.g. its ETag
     sha256: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[int] = mapped_column(BigInteger)
+    refusal: Mapped[str] = mapped_column(Text)  # why it is no document; empty if it is one
 
 
 class PushHook(Base):

@@ -45,7 +45,7 @@ def test_a_model_that_is_no_folder_is_refused_before_anything_starts(shell: Shel
     assert "no/such/folder" in shell.run("up", code=2).stderr
 
 
-@pytest.mark.parametrize("command", [[], ["key"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["key"], ["source"], ["webhook"], ["bench"]])
 def test_help_lists_what_there_is(shell: Shell, command: list[str]) -> None:
     assert "Commands:" in shell.run(*command, "--help").stdout
 

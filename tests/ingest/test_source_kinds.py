@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures_s3 import S3Server, s3_client
 from fixtures_web import Reply, web
 from fixtures_work import Work, paragraphs
 from git_kit import backend
-from sqlalchemy import update
 
 from ingest.egress import AllowedHosts
 from ingest.planner import SourcePlanner
+from ingest.schedules import create_schedule, tick
 from ingest.sources import KINDS, Reach
 from ingest.sync import queue_sync
 from storage.catalogue.schema import Corpus, Document, Job, JobFile
@@ -28,7 +32,7 @@ FILES = {"same.txt": "stays", "edit.txt": "before", "gone.txt": "goes", "old/nam
 class FolderOrigin:
     """A folder, as what a source is made of."""
 
-    def __init__(self, folder: Path, held: ExitStack) -> None:
+    def __init__(self, folder: Path, held: ExitStack, request: Any = None) -> None:
         self.root = folder / "docs"
         self.root.mkdir()
         self.spec: dict[str, Any] = {"type": "folder", "path": str(self.root)}
@@ -49,8 +53,8 @@ class FolderOrigin:
 
 
 class GitOrigin(FolderOrigin):
-    def __init__(self, folder: Path, held: ExitStack) -> None:
-        super().__init__(folder, held)
+    def __init__(self, folder: Path, held: ExitStack, request: Any = None) -> None:
+        super().__init__(folder, held, request)
         self.spec = {"type": "git", "path": str(self.root), "ref": "main"}
         self.git("init", "-q", "-b", "main")
 
@@ -67,8 +71,8 @@ class GitOrigin(FolderOrigin):
 class RemoteGitOrigin(GitOrigin):
     """The same repository behind git's own HTTP server."""
 
-    def __init__(self, folder: Path, held: ExitStack) -> None:
-        super().__init__(folder, held)
+    def __init__(self, folder: Path, held: ExitStack, request: Any = None) -> None:
+        super().__init__(folder, held, request)
         self.server = held.enter_context(web())
         self.server.rest = backend(folder)
         self.spec = {"type": "git", "url": f"{self.server.url}/docs/.git", "ref": "main"}
@@ -78,14 +82,70 @@ class RemoteGitOrigin(GitOrigin):
         self.server.rest = lambda asked: Reply(status=503)
 
 
-ORIGINS = {"folder": FolderOrigin, "git": GitOrigin, "git by URL": RemoteGitOrigin}
+class HttpOrigin(FolderOrigin):
+    """A list of pages on a web server."""
+
+    def __init__(self, folder: Path, held: ExitStack, request: Any) -> None:
+        super().__init__(folder, held, request)
+        self.server = held.enter_context(web())
+        self.spec = {"type": "http", "url": f"{self.server.url}/list.json"}
+        self.reach = Reach(hosts=AllowedHosts.parse(f"127.0.0.1:{self.server.port}"), scratch=folder / "scratch")
+
+    def publish(self, files: dict[str, str]) -> None:
+        listed = [{"url": f"/pages/{number}-{path}", "path": path} for number, path in enumerate(files)]
+        self.server.pages = {item["url"]: Reply(files[item["path"]].encode()) for item in listed}
+        self.server.pages["/list.json"] = Reply(json.dumps(listed).encode())
+
+    def break_down(self) -> None:
+        self.server.pages = {"/list.json": Reply(b"down for maintenance", 404)}
+
+
+class S3Origin(FolderOrigin):
+    """A prefix in a real bucket."""
+
+    def __init__(self, folder: Path, held: ExitStack, request: Any) -> None:
+        super().__init__(folder, held, request)
+        self.server: S3Server = request.getfixturevalue("s3_server")
+        self.bucket = f"docs-{secrets.token_hex(6)}"
+        self.s3 = held.enter_context(closing(s3_client(self.server)))
+        self.s3.create_bucket(Bucket=self.bucket)
+        self.s3.put_object(Bucket=self.bucket, Key="elsewhere/secret.txt", Body=b"not below the prefix")
+        (folder / "credentials").mkdir()
+        self.name_credential(self.server.secret_key)
+        self.spec = {
+            "type": "s3", "url": f"s3://{self.bucket}/policies", "endpoint": self.server.endpoint, "credential": "s3",
+        }  # fmt: skip
+        hosts = AllowedHosts.parse(self.server.endpoint.removeprefix("http://"))
+        self.reach = Reach(hosts=hosts, credentials=folder / "credentials", scratch=folder / "scratch")
+
+    def name_credential(self, password: str) -> None:
+        found = {"tenant": "t1", "url": f"{self.server.endpoint}/{self.bucket}", "username": self.server.access_key}
+        (self.root.parent / "credentials" / "s3").write_text(json.dumps({**found, "password": password}))
+
+    def publish(self, files: dict[str, str]) -> None:
+        for row in self.s3.list_objects_v2(Bucket=self.bucket, Prefix="policies/").get("Contents", ()):
+            self.s3.delete_object(Bucket=self.bucket, Key=row["Key"])
+        for path, text in files.items():
+            self.s3.put_object(Bucket=self.bucket, Key=f"policies/{path}", Body=text.encode())
+
+    def break_down(self) -> None:
+        self.name_credential("another secret")
+
+
+ORIGINS: dict[str, type[FolderOrigin]] = {
+    "folder": FolderOrigin,
+    "git": GitOrigin,
+    "git by URL": RemoteGitOrigin,
+    "http": HttpOrigin,
+    "s3": S3Origin,
+}
 Origin = FolderOrigin
 
 
 @pytest.fixture(params=sorted(ORIGINS))
 def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Origin]:
     with ExitStack() as held:
-        yield ORIGINS[request.param](tmp_path, held)
+        yield ORIGINS[request.param](tmp_path, held, request)
 
 
 def start(work: Work, corpus: Corpus, **request: Any) -> str:
@@ -143,6 +203,17 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(work: Work, origin
     }
 
 
+def test_a_schedule_syncs_it(work: Work, origin: Origin) -> None:
+    corpus = work.corpus(source=origin.spec)
+    origin.publish(FILES)
+    with work.catalogue.write() as session:
+        create_schedule(session, session.get_one(Corpus, corpus.id), "* * * * *", "Asia/Kolkata").next_due_at = time.time()
+    assert tick(work.catalogue, time.time(), work.rung.append) == 1
+    assert tick(work.catalogue, time.time() + 120, work.rung.append) == 0
+    work.worker(planner=SourcePlanner(work.catalogue, work.objects, origin.reach, work.pipeline.done_hash)).drain()
+    assert len(texts(work, corpus)) == 6
+
+
 def test_a_source_that_is_away_fails_the_job_and_deletes_nothing(work: Work, origin: Origin) -> None:
     corpus = work.corpus(source=origin.spec)
     origin.publish(FILES)
@@ -167,17 +238,6 @@ def test_a_source_that_lists_nothing_deletes_nothing(work: Work, origin: Origin)
         assert done["status"] == "failed"
         assert "no file at all" in done["errors"][0]["message"]
     assert work.count(Document) == 4
-
-
-def test_a_cancelled_listing_leaves_nothing_behind(work: Work, origin: Origin) -> None:
-    corpus = work.corpus(source=origin.spec)
-    origin.publish(FILES)
-    job = start(work, corpus)
-    with work.catalogue.write() as session:
-        session.execute(update(Job).where(Job.id == job).values(status="cancelling"))
-    run(work, origin, corpus)
-    scratch = origin.reach.scratch
-    assert not scratch.exists() or not list(scratch.iterdir())
 
 
 def test_a_folder_that_cannot_be_listed_keeps_its_documents(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from serving.auth import NewKey, Principal, create_key
 from storage.catalogue.schema import Tenant
 
 OPEN = {"/healthz", "/readyz", "/metrics"}  # without a key
-SIGNED = {"/site/{site_id}/objects/{name}", "/site/{site_id}/{call}"}  # by a site's key: see test_sites.py
+# By a site's key, see test_sites.py, or by a git host, see test_pushes.py.
+SIGNED = {"/site/{site_id}/objects/{name}", "/site/{site_id}/{call}", "/hooks/{hook_id}"}
 TEXT = "Invoices are due after thirty days."
 
 
@@ -68,6 +69,9 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("GET", "/v1/corpora/{corpus_id}/syncs/{sync_id}"): Probe(),
     ("GET", "/v1/corpora/{corpus_id}/source"): Probe(),
     ("PUT", "/v1/corpora/{corpus_id}/source"): Probe({"source": None}, scope="admin"),
+    ("POST", "/v1/corpora/{corpus_id}/hook"): Probe(scope="admin"),
+    ("GET", "/v1/corpora/{corpus_id}/hook"): Probe(scope="admin"),
+    ("DELETE", "/v1/corpora/{corpus_id}/hook"): Probe(scope="admin"),
     ("GET", "/v1/corpora/{corpus_id}/settings"): Probe(),
     ("PUT", "/v1/corpora/{corpus_id}/settings"): Probe({"emphasis": {"terms/*": 2.0}}, scope="admin"),
     ("GET", "/v1/jobs"): Probe(other=200),
@@ -116,6 +120,7 @@ def owned_things(site: Site) -> dict[str, str]:
         source = {"source": {"type": "folder", "path": str(folder)}}
         http.put(f"/v1/corpora/{corpus}/source", json=source).raise_for_status()
         sync = http.post(f"/v1/corpora/{corpus}/sync", json={}).json()["job_id"]
+        http.post(f"/v1/corpora/{corpus}/hook").raise_for_status()
         schedule = http.post("/v1/schedules", json={"corpus_id": corpus, "cron": "0 3 * * *"}).json()["id"]
         key = http.post("/v1/api_keys", json={"name": "spare"}).json()["id"]
         registered = http.post("/v1/sites", json={"name": "edge", "corpora": [corpus]}).json()["id"]

@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("tag", sa.Text(), nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("refusal", sa.Text(), nullable=False),
     )
     op.create_table(
         "push_hook",
