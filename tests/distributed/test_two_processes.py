@@ -113,7 +113,7 @@ def test_a_process_that_comes_back_drops_what_was_deleted_meanwhile(wiring: Wiri
 
 
 def test_a_disk_tier_is_looked_through_part_by_part(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.parts.FORGET_BATCH", 3)
+    monkeypatch.setattr("serving.storage_parts.FORGET_BATCH", 3)
     with wiring.catalogue.write() as session:
         for key in KEYS:
             session.delete(session.get_one(KVObject, key))
