@@ -79,6 +79,7 @@ def test_a_rule_may_name_a_transform_codec_whose_basis_is_made_when_it_is_first_
     assert first.stored_as(None) == first.profile == first.stored_as("raw")
     assert list(objects.list("basis")) == [], "nobody has asked"
     named = first.stored_as("transform")
+    assert isinstance(CodecShelf(objects).find(named.codec), Transform), "its basis is in the store"
     assert second.stored_as("transform") == named == dataclasses.replace(first.profile, codec=named.codec)
     assert first.stored_as("transform8") != named
     third = reader(tiny_models)
