@@ -6,9 +6,10 @@ import gzip
 import time
 from collections.abc import Iterator
 from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
-from fixtures_web import Asked, Reply, Web, web
+from fixtures_web import Asked, Reply, Web, certificate, web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -172,6 +173,25 @@ def test_a_name_is_looked_up_once_and_its_checked_address_is_connected_to(site: 
     fetcher.close()
     assert len(answers) == 1
     assert site.asked[0].headers["host"] == f"git.example:{site.port}", "the name goes to the server, not to a resolver"
+
+
+@pytest.mark.parametrize("name", ["git.example", "other.example"])
+def test_https_is_verified_by_the_name_and_connected_to_by_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pem, context = certificate(tmp_path, "git.example")
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    with web(context) as served:
+        served.pages["/a"] = Reply(b"text")
+        fetcher = Fetcher(AllowedHosts.parse(f"*.example:{served.port},127.0.0.1", lambda host, port: ["127.0.0.1"]))
+        url = f"https://{name}:{served.port}/a"
+        if name == "git.example":
+            assert get(fetcher, url)[1] == b"text"
+        else:
+            with pytest.raises(FetchFailed):
+                get(fetcher, url)
+            assert served.asked == []
+        fetcher.close()
 
 
 def test_a_rebound_name_is_refused_when_it_is_met_anew(site: Web) -> None:

@@ -6,11 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_web import Asked, Reply, Web, web
+from fixtures_web import Asked, Reply, Web, certificate, web
 from git_kit import backend, commit, git, repository
 
 from ingest.egress import AllowedHosts, HostRefused
@@ -159,6 +160,23 @@ def test_the_checked_address_is_connected_to_and_no_other_look_up_is_made(served
     source.close()
     assert asked == ["git.example"]
     assert {each.headers["host"] for each in served.asked} == {f"git.example:{served.port}"}
+
+
+def test_https_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository(tmp_path / "served" / "docs.git", FILES)
+    pem, context = certificate(tmp_path, "git.example")
+    monkeypatch.setenv("GIT_SSL_CAINFO", str(pem))
+    with web(context) as served:
+        served.rest = backend(tmp_path / "served")
+        hosts = AllowedHosts.parse(f"*.example:{served.port},127.0.0.1", lambda host, port: ["127.0.0.1"])
+        for name in ("git", "other"):
+            url = f"https://{name}.example:{served.port}/docs.git"
+            with closing(remote(served, Reach(hosts=hosts, scratch=tmp_path / "s"), url=url)) as source:
+                if name == "git":
+                    assert source.manifest()
+                else:
+                    with pytest.raises(FetchFailed):
+                        source.manifest()
 
 
 def test_a_name_with_a_private_address_is_not_connected_to(served: Web, tmp_path: Path) -> None:
