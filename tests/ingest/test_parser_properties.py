@@ -190,7 +190,8 @@ def as_email(elements: Sequence[Element]) -> bytes:
 MAKERS: Mapping[str, tuple[Callable[[Sequence[Element]], bytes], str]] = {
     "docx": (as_docx, "a"), "pptx": (as_pptx, "a"), "xlsx": (as_xlsx, "a"), "pdf": (as_pdf, "a"), "html": (as_html, "a"),
     "csv": (as_csv, "a.csv"), "json": (as_json, "a"), "yaml": (as_yaml, "a.yaml"), "toml": (as_toml, "a.toml"),
-    "ini": (as_ini, "a.ini"), "xml": (as_xml, "a"), "notebook": (as_notebook, "a"), "markdown": (as_markdown, "a.md"), "text": (as_text, "a.txt"), "code": (as_code, "a.py"), "email": (as_email, "a"),
+    "ini": (as_ini, "a.ini"), "xml": (as_xml, "a"), "notebook": (as_notebook, "a"), "markdown": (as_markdown, "a.md"),
+    "text": (as_text, "a.txt"), "code": (as_code, "a.py"), "email": (as_email, "a"),
 }  # fmt: skip
 
 
