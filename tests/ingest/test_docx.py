@@ -335,6 +335,16 @@ def test_merged_cells_are_read_once_and_columns_stay_in_line() -> None:
     assert read(saved(document)).text == "r0c0 | wide\ntall | r1c1 | r1c2\n | r2c1 | r2c2"
 
 
+def test_what_a_merged_away_cell_still_holds_is_not_read() -> None:
+    cell = "<w:tc><w:tcPr>{}</w:tcPr>" + paragraph("{}") + "</w:tc>"
+    rows = [
+        cell.format('<w:vMerge w:val="restart"/>', "tall") + cell.format("", "a"),
+        cell.format("<w:vMerge/>", "stale") + cell.format('<w:gridSpan w:val="1"/>', "b"),
+    ]
+    table = "<w:tbl>" + "".join(f"<w:tr>{row}</w:tr>" for row in rows) + "</w:tbl>"
+    assert read(word(table)).text == "tall | a\n | b"
+
+
 def test_rows_marked_as_header_are_the_header_and_deleted_rows_are_gone() -> None:
     document = docx.Document()
     table = grid(document, 5, 2)

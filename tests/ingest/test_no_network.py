@@ -44,9 +44,9 @@ def test_c_code_makes_no_socket() -> None:
     code = (
         "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
         "print(enforced, libc.socket(2, 1, 0), ctypes.get_errno(), libc.socket(10, 2, 0), libc.socket(1, 1, 0),"
-        " libc.socketpair(1, 1, 0, (ctypes.c_int * 2)()), libc.syscall(425, 8, None))"
+        " libc.socketpair(1, 1, 0, (ctypes.c_int * 2)()), libc.syscall(425, 8, None), ctypes.get_errno())"
     )
-    assert run(code) == "True -1 13 -1 -1 -1 -1"
+    assert run(code) == "True -1 13 -1 -1 -1 -1 13"
 
 
 @needs_filter

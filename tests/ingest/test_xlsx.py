@@ -44,6 +44,12 @@ def test_values_are_typed_as_a_reader_sees_them() -> None:
     )
 
 
+def test_noise_of_binary_fractions_is_not_shown() -> None:
+    data = saved(book(["sum"], [7.25]))
+    sheet = member(data, "xl/worksheets/sheet1.xml").replace(b"7.25", b"0.30000000000000004")
+    assert parse(repacked(data, {"xl/worksheets/sheet1.xml": sheet}), "x").text == "Data\n\nsum\n0.3"
+
+
 def test_each_sheet_is_a_section_and_hidden_ones_are_marked() -> None:
     made = book(["a", "b"], [1, 2], name="First")
     second = made.create_sheet("Second")
