@@ -149,4 +149,4 @@ def _children(parent: int) -> Iterator[int]:
 
 def _status(pid: str) -> dict[str, float]:
     lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-    return {name.rstrip(":"): round(int(value) / 1024, 1) for name, value, *unit in lines if unit == ["kB"]}
+    return {line[0].rstrip(":"): round(int(line[1]) / 1024, 1) for line in lines if line[-1:] == ["kB"]}

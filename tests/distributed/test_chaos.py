@@ -117,9 +117,10 @@ def active_jobs(site: Site) -> int:
 
 def test_fifty_jobs_end_truthfully_whoever_is_killed(small_site: Site, broker: LocalBroker) -> None:
     site = small_site
-    for command, name in (("serve", None), ("worker", "worker-1"), ("worker", "worker-2"), ("beat", None)):
+    site.start("serve")
+    site.wait_ready(600)
+    for command, name in (("worker", "worker-1"), ("worker", "worker-2"), ("beat", None)):
         site.start(command, name)
-    site.wait_ready(180)
     corpus = insist(site, "POST", "/vector_stores", json={"name": "chaos"})["id"]
     killer = Killer(site, broker)
     killer.start()
@@ -196,7 +197,7 @@ def test_connections_reset_and_messages_delivered_again_do_each_file_once(small_
         site.start("beat")
         for number in (1, 2):
             site.start("worker", f"worker-{number}", [sys.executable, "-c", IMPATIENT, "worker"])
-        site.wait_ready(180)
+        site.wait_ready(600)
         corpus = insist(site, "POST", "/vector_stores", json={"name": "resets"})["id"]
         long = "\n\n".join(words(number, 0) for number in range(60)).encode()
         for number in range(6):
