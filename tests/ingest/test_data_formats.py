@@ -190,6 +190,13 @@ def test_the_text_of_a_file_named_by_an_entity_is_not_read() -> None:
     assert "root:" not in parse(FOREIGN.encode(), "a.xml").text
 
 
+def test_a_file_that_declares_an_entity_is_read_by_lines_and_not_taken_further() -> None:
+    text = f'<!DOCTYPE a [<!ENTITY x "y">]>\n<a><b><c>{LONG}</c></b></a>\n'
+    sound = parse(text.replace('<!ENTITY x "y">', "").encode(), "a.xml")
+    assert ("b",) in {block.headings[:1] for block in sound.blocks}
+    assert {block.headings for block in parse(text.encode(), "a.xml").blocks} == {()}
+
+
 # --- properties, for every parser of the table ---
 
 ANY = st.text(min_size=1, max_size=600) | st.text("ab \n\t,;|\"'{}[]<>:=#-*&!/é中🙂1", min_size=1, max_size=600)
