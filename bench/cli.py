@@ -201,6 +201,20 @@ def trace(
     run(chunks=chunks, requests=requests, seed=seed, out=out)
 
 
+@app.command()
+def parse(
+    path: Annotated[Path | None, typer.Argument(help="Folder of files; default: generated ones.", exists=True)] = None,
+    megabytes: Annotated[float, typer.Option(help="Generated of each kind.")] = 4.0,
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+) -> None:
+    """Reading and cutting files, by parser and stage, beside the reader's tokenizer alone."""
+    from bench.parse import run
+
+    run(path=path, megabytes=megabytes, out=out, workdir=workdir, model=model)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ingest.pieces import GLUED, Piece, Ruler, pieces_of, sections_of
 from storage.types import Anchor, Chunk, ParsedDocument, TextTokenizer
 
-VERSION = 1  # of the cuts: a change that moves any of them is a new version
+VERSION = 2  # of the cuts: a change that moves any of them is a new version
 _LEAST = 16  # tokens: less would not hold a single character in every tokenizer
 _HASHED = 48  # characters that identify a place to cut
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -14,7 +14,7 @@ from storage.types import Block, ParsedDocument, TextTokenizer
 # How good a cut before a piece is; lower is better.
 BLOCK, BREAK, SENTENCE, WORD, CHARACTER, GLUED = range(6)
 
-_WINDOW = 8192  # characters tokenised at once: keeps any tokenizer linear
+_DENSEST = 16  # characters a token: a longer span than the limits' tokens of these is cut without being counted
 _RUN = 8  # words in a piece of a text without sentences, about
 _LONGEST_RUN = 32
 _LONGEST_CHARACTERS = 96
@@ -104,7 +104,7 @@ def _covering(document: ParsedDocument) -> Iterator[Block]:
 
 
 class Ruler:
-    """Counts tokens of spans. The text is tokenised once; the embedder is asked piece by piece."""
+    """Counts tokens of spans, so that the same text counts the same wherever it stands."""
 
     def __init__(
         self,
@@ -119,14 +119,15 @@ class Ruler:
         self._embedder = embedder_tokens if embedder_limit is not None else None
         second = () if self._embedder is None or embedder_limit is None else (embedder_limit,)
         self.limits: tuple[int, ...] = (max_tokens, *second)
-        self._starts: list[int] = []  # where tokens start, as far as the text was read
-        self._read = 0
+        self._longest = _DENSEST * max_tokens
 
     def sizes(self, start: int, end: int) -> tuple[int, ...]:
         """A span's count under each limit. One over the first limit is not counted for the embedder."""
         last = end
         start, end = self.trimmed(start, end)
-        tokens = self._tokens(start, min(last, end + _GAP))
+        if end - start > self._longest:
+            return tuple(limit + 1 for limit in self.limits)
+        tokens = self._tokenizer.count(self.text[start : min(last, end + _GAP)])
         if self._embedder is None:
             return (tokens,)
         return (
@@ -180,22 +181,6 @@ class Ruler:
             )
             for start, end in spans
         ]
-
-    def _tokens(self, start: int, end: int) -> int:
-        while self._read < end:
-            self._read_window()
-        count = bisect_left(self._starts, end) - bisect_left(self._starts, start)
-        # A span that begins inside a token begins with one of its own.
-        inside = bisect_right(self._starts, start) == bisect_left(self._starts, start)
-        return count + (1 if inside and start < end else 0)
-
-    def _read_window(self) -> None:
-        begin, end = self._read, min(len(self.text), self._read + _WINDOW)
-        if end < len(self.text):
-            blank = max(self.text.rfind(" ", begin + 1, end), self.text.rfind("\n", begin + 1, end))
-            end = blank if blank > begin + _WINDOW // 2 else end
-        self._starts += [begin + offset for offset in self._tokenizer.offsets(self.text[begin:end])]
-        self._read = end
 
 
 def pieces_of(section: Section, ruler: Ruler) -> list[Piece]:

@@ -30,6 +30,7 @@ FINGERPRINTED = (
     "*/config.json",
 )
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
+MOST_WORDS, LONGEST_WORD = 100_000, 64  # remembered with their number of tokens; characters
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,10 @@ class SentenceEmbedder:
             return int(self._model.get_embedding_dimension())
 
     def count_tokens(self, text: str) -> int:
-        return len(self._counter.encode(_clean(text)))
+        if self._word_counts is None:
+            return len(self._counter.encode(_clean(text)))
+        words, around = self._word_counts
+        return sum(map(words.__getitem__, text.split())) + around
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         encoded = [self._cutter.encode(_clean(text)[: self._max_characters]) for text in texts]
@@ -90,6 +94,14 @@ class SentenceEmbedder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
+
+    @cached_property
+    def _word_counts(self) -> tuple[_WordCounts, int] | None:
+        """Counts by word, and the special tokens around a text; None for a tokenizer that reads across blanks."""
+        spec = json.loads(self._counter.to_str())
+        whole = spec["model"]["type"] == "WordPiece" and (spec["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+        blanks = any(" " in token["content"] for token in spec["added_tokens"])
+        return (_WordCounts(self._counter), len(self._counter.encode(""))) if whole and not blanks else None
 
     @cached_property
     def _cutter(self) -> Tokenizer:
@@ -159,6 +171,22 @@ class SentenceEmbedder:
             blank = self._unit_vectors([self._cutter.encode("")])[0]
             rows = [blank if row is None else row for row in rows]
         return [row.tolist() for row in rows if row is not None]
+
+
+class _WordCounts(dict[str, int]):
+    """The tokens of each word seen. Safe for threads: a lost entry is made again."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, word: str) -> int:
+        count = len(self._tokenizer.encode(_clean(word), add_special_tokens=False))
+        if len(word) <= LONGEST_WORD:
+            if len(self) >= MOST_WORDS:
+                self.clear()
+            self[word] = count
+        return count
 
 
 def find_model(model: str) -> Path:

@@ -79,8 +79,8 @@ class TextTokenizer(Protocol):
         """Token ids of `text`; control markers inside it are ordinary text."""
         ...
 
-    def offsets(self, text: str) -> list[int]:
-        """Character offset in `text` at which each token of `encode(text)` starts."""
+    def count(self, text: str) -> int:
+        """About the length of `encode(text)`, and no more than a few tokens off: for packing, not for proof."""
         ...
 
 

@@ -32,8 +32,8 @@ class PlainTokenizer:
     def encode(self, text: str) -> list[int]:
         return [token for _, token in self._tokens(text)]
 
-    def offsets(self, text: str) -> list[int]:
-        return [offset for offset, _ in self._tokens(text)]
+    def count(self, text: str) -> int:
+        return len(self._tokens(text))
 
 
 def hash_of(piece: str) -> int:
@@ -48,9 +48,6 @@ class WordPieces:
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def offsets(self, text: str) -> list[int]:
-        return [start for start, _ in self._tokenizer.encode(text, add_special_tokens=False).offsets]
 
     def count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
