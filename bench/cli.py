@@ -174,6 +174,21 @@ def plan(
 
 
 @app.command()
+def search(
+    chunks: Annotated[int, typer.Option(help="Chunks of the corpus that is made.")] = 100_000,
+    questions: Annotated[int, typer.Option(help="Searches of each kind.")] = 50,
+    database: Annotated[str, typer.Option(help="URL of an empty catalogue. Default: SQLite in the workdir.")] = "",
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Time of a search by stage in a large corpus, with access lists and filters."""
+    from bench.search import run
+
+    run(chunks=chunks, questions=questions, database=database, out=out, workdir=workdir, dtype=dtype)
+
+
+@app.command()
 def trace(
     chunks: Annotated[int, typer.Option(help="Chunks that questions are about.")] = 2000,
     requests: Annotated[int, typer.Option(help="Requests to replay.")] = 30_000,

@@ -72,6 +72,12 @@ class Chunk:
     line_end: int = 1
 
 
+def indexed_text(text: str, headings: Sequence[str]) -> str:
+    """What a chunk is found by: its heading path, as far as its text does not begin with it, and its text."""
+    above = [heading for heading in headings if heading not in text[: 2 * len(heading) + 200]]
+    return "\n".join([" > ".join(above), text]) if above else text
+
+
 class TextTokenizer(Protocol):
     """The reader model's tokenizer as the chunker needs it: document text in, ids out, no special ids ever."""
 
@@ -251,3 +257,4 @@ class RetrievedChunk:
     codec: str | None = None  # with which its KV is stored; None: the reader's own
     not_stored: bool = False  # a policy rule keeps the document's KV out of the store
     attributes: dict[str, str | float | bool] = field(default_factory=dict)
+    ordinal: int = 0  # its place among its document's chunks

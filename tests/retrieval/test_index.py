@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_library import HashedWords, Library
-from sqlalchemy import select, text
+from sqlalchemy import delete, select, text
 
-from retrieval.index import open_index
+from retrieval.index import ChunkIndex, open_index
+from retrieval.search import Retriever
 from storage.catalogue.schema import ChunkRow
 from storage.errors import UserError
 
@@ -152,35 +153,65 @@ def test_dense_search_is_exact(library: Library) -> None:
             assert [score for _, score in found] == pytest.approx(np.sort(scores)[::-1][:20], abs=1e-5)
 
 
-def test_another_embedder_is_refused_until_a_reindex(library: Library) -> None:
-    library.put("vs_1", "doc", "kiwi")
+def other_index(library: Library) -> tuple[HashedWords, ChunkIndex]:
     other = HashedWords("hashed@2")
     other.dimensions = 32
     index = open_index(library.catalogue, other)
-    with pytest.raises(UserError, match="reindex"):
-        index.ensure()
-    with library.catalogue.write() as session, pytest.raises(UserError, match="hashed@1"):
+    index.ensure()
+    return other, index
+
+
+def test_another_embedder_is_refused_until_a_reindex(library: Library) -> None:
+    library.put("vs_1", "doc", "kiwi")
+    other, index = other_index(library)
+    with library.catalogue.write() as session, pytest.raises(UserError, match="preread reindex vs_1"):
         index.add(session, "vs_1", [(99, other.embed(["kiwi"])[0], "kiwi")])
-    with library.catalogue.read() as session, pytest.raises(UserError, match="hashed@1"):
-        index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 1)
+    with pytest.raises(UserError, match="hashed@1") as refused:
+        Retriever(library.catalogue, index, other).search(tenant_id="t1", corpus_ids=["vs_1"], query="kiwi", top_k=1)
+    assert refused.value.code == "reindex_required"
     assert library.find("kiwi") == ["doc"]
 
 
-def test_a_reindex_replaces_all_at_once_and_shuts_out_the_old_embedder(library: Library) -> None:
-    library.put("vs_1", "doc", "kiwi")
-    other = HashedWords("hashed@2")
-    other.dimensions = 32
-    index = open_index(library.catalogue, other)
+def test_a_generation_that_is_being_filled_is_seen_by_nobody_and_is_flipped_whole(library: Library) -> None:
+    first, second = library.put("vs_1", "doc", "kiwi", "fig")
+    library.corpus("vs_2")
+    library.put("vs_2", "other", "kiwi of another corpus")
+    other, index = other_index(library)
+    rows = [(first, other.embed(["kiwi"])[0], "kiwi"), (second, other.embed(["fig"])[0], "fig")]
+    retriever = Retriever(library.catalogue, index, other)
+    search = {"tenant_id": "t1", "corpus_ids": ["vs_1"], "query": "kiwi", "top_k": 5}
     with library.catalogue.write() as session:
-        index.reset(session)
-        rows = session.execute(select(ChunkRow.id, ChunkRow.text)).all()
-        index.add(session, "vs_1", [(id_, other.embed([content])[0], content) for id_, content in rows])
-        assert library.find("kiwi") == ["doc"]  # readers are not held up meanwhile
-    index.ensure()
-    with library.catalogue.read() as session:
-        assert len(index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 5)) == 1
+        index.stage(session, "vs_1", rows[:1])
+        assert index.lacking(session, "vs_1") == [second]
+        assert not index.generations.flip(session, "vs_1", index)
+    assert [chunk.text for chunk in library.retriever.search(**search)] == ["kiwi", "fig"]
+    with pytest.raises(UserError, match="reindex"):
+        retriever.search(**search)
+    with library.catalogue.write() as session:
+        index.stage(session, "vs_1", rows[1:])
+        assert index.generations.flip(session, "vs_1", index)
+        assert library.find("kiwi") == ["doc", "doc"]  # readers are not held up meanwhile
+    assert [chunk.text for chunk in retriever.search(**search)] == ["kiwi", "fig"]
     with pytest.raises(UserError, match="reindex"):
         library.find("kiwi")
+    with library.catalogue.read() as session:
+        vector = library.embedder.embed(["kiwi"])[0]
+        assert library.index.dense(session, ["vs_1"], vector, 5) == []  # nothing of it is left behind
+    assert library.find("kiwi", "vs_2") == ["other"]
+
+
+def test_a_deleted_chunk_leaves_a_generation_that_is_being_filled_too(library: Library) -> None:
+    first, second = library.put("vs_1", "doc", "kiwi", "fig")
+    other, index = other_index(library)
+    with library.catalogue.write() as session:
+        index.stage(session, "vs_1", [(i, other.embed([t])[0], t) for i, t in ((first, "kiwi"), (second, "fig"))])
+    with library.catalogue.write() as session:
+        library.index.remove(session, [first])
+        session.execute(delete(ChunkRow).where(ChunkRow.id == first))
+        assert index.generations.flip(session, "vs_1", index)
+    with library.catalogue.read() as session:
+        assert [id_ for id_, _ in index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 5)] == [second]
+        assert index.lexical(session, ["vs_1"], "kiwi", 5) == []
 
 
 def test_ensuring_again_keeps_what_is_there(library: Library) -> None:
