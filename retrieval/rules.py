@@ -65,10 +65,14 @@ class Rules:
         return set(session.scalars(text(sql), values | {"ids": json.dumps(list(chunk_ids))}))
 
     def all(self, session: Session) -> list[int]:
-        """All chunks that pass. For SQLite."""
-        condition, values = self.clause("sqlite")
-        sql = f"SELECT c.id FROM document d CROSS JOIN chunk c ON c.document_id = d.id WHERE {condition}"
-        return list(session.scalars(text(sql), values))
+        """All chunks that pass, looked up once for both searches in a session. For SQLite."""
+        of, ids = session.info.get("passing", (None, []))
+        if of is not self:
+            condition, values = self.clause("sqlite")
+            sql = f"SELECT c.id FROM document d CROSS JOIN chunk c ON c.document_id = d.id WHERE {condition}"
+            ids = list(session.scalars(text(sql), values))
+            session.info["passing"] = (self, ids)
+        return ids
 
 
 class _Maker:

@@ -22,16 +22,18 @@ from sqlalchemy.orm import Session
 from retrieval import filters as attribute_filters
 from retrieval.index import MOST_HITS, ChunkIndex, Generations, Hit, owned_corpora
 from retrieval.neighbours import with_neighbours
+from retrieval.reranker import Reranker
 from retrieval.rules import Rules
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Document
 from storage.errors import UserError
-from storage.types import RetrievedChunk, TextEmbedder
+from storage.types import RetrievedChunk, TextEmbedder, indexed_text
 
 Mode = Literal["hybrid", "dense", "lexical"]
 RRF_K = 60
 MOST_RESULTS = 500
 CACHED_QUERIES = 256
+RERANKED = 32
 SEARCHES = 3  # at most, when documents change while we look
 FOUND = (
     ChunkRow.id, ChunkRow.ordinal, ChunkRow.text, ChunkRow.token_ids, ChunkRow.start, ChunkRow.end, ChunkRow.headings,
@@ -77,8 +79,12 @@ class Ask:
 class Retriever:
     """Searches one catalogue. Threads may share it."""
 
-    def __init__(self, catalogue: Catalogue, index: ChunkIndex, embedder: TextEmbedder) -> None:
+    def __init__(
+        self, catalogue: Catalogue, index: ChunkIndex, embedder: TextEmbedder, reranker: Reranker | None = None
+    ) -> None:
+        """With a reranker the best of what both searches found are put in its order, and have its scores."""
         self._catalogue = catalogue
+        self._reranker = reranker
         self._index = index
         self._generations = Generations(embedder)
         self._vectors = _QueryVectors(embedder)
@@ -147,12 +153,24 @@ class Retriever:
         depth = max(50, 4 * ask.top_k)
         while True:  # deeper only if duplicates or the budget ate what was found
             lists = self._lists(session, ask, corpora, rules, depth)
+            hits = self._reranked(session, ask, _scores(ask.mode, lists))
             with ask.stages.of("rows"):
-                chosen = _choose(_rows_in_order(session, ask, _scores(ask.mode, lists)), ask)
+                chosen = _choose(_rows_in_order(session, ask, hits), ask)
             exhausted = all(len(hits) < depth for hits in lists)
             if len(chosen) >= ask.top_k or exhausted or depth >= MOST_HITS or ask.token_budget is not None:
                 return self._joined(session, ask, chosen)
             depth = min(8 * depth, MOST_HITS)
+
+    def _reranked(self, session: Session, ask: Ask, hits: list[Hit]) -> list[Hit]:
+        """The first of the hits in the reranker's order; the others are left out, since they have no score of its kind."""
+        if self._reranker is None:
+            return hits
+        with ask.stages.of("rerank"):
+            rows = [row for row, _ in _rows_in_order(session, ask, hits[: max(RERANKED, 2 * ask.top_k)])]
+            texts = [indexed_text(row.text, row.headings) for row in rows]
+            scores = self._reranker.scores(ask.query, texts)
+            scored = [(int(row.id), score) for row, score in zip(rows, scores, strict=True)]
+            return sorted(scored, key=lambda hit: -hit[1])  # of equals the one that was found first
 
     def _joined(self, session: Session, ask: Ask, chosen: list[tuple[Row[Any], float]]) -> list[RetrievedChunk]:
         if ask.neighbours and ask.token_budget is not None:

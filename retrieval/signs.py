@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CANDIDATES = 1024
+LOOKED_AT_TWICE = 4 * CANDIDATES
 WORD = 64  # bits
 
 
@@ -21,12 +22,17 @@ def signs(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
     return np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8))).view("<u8")
 
 
-def nearest(codes: NDArray[np.uint64], code: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """All rows of `codes` by the number of bits in which they differ from `code`, fewest first; of equals the first first."""
+def nearest(codes: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.intp]:
+    """All rows of `codes` by the number of bits in which they differ from the vector's, fewest first; the first of them
+    once more, by the vector itself with their signs."""
+    code = signs(vector[None])[0]
     different = np.zeros(len(codes), dtype=np.uint16)
     for column in range(codes.shape[1]):
         different += np.bitwise_count(codes[:, column] ^ code[column])
-    return np.argsort(different, kind="stable")  # of 16 bits: a radix sort
+    order = np.argsort(different, kind="stable")  # of 16 bits: a radix sort
+    first = order[:LOOKED_AT_TWICE]
+    bits = np.unpackbits(codes[first].view(np.uint8), axis=1, count=len(vector))
+    return np.concatenate([first[np.argsort(-(bits @ vector), kind="stable")], order[LOOKED_AT_TWICE:]])
 
 
 def cosines(rows: Sequence[bytes], vector: NDArray[np.float32]) -> NDArray[np.float32]:

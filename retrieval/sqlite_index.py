@@ -26,7 +26,6 @@ TABLES = (
 ERASE = "INSERT INTO index_words_{g} (index_words_{g}, rank) VALUES ('secure-delete', 1)"
 BLOCK = 1024  # vectors, whose signs lie together: a search reads whole blocks
 ENOUGH = 4  # times the results asked for, in candidates that the rules let through
-LOOKS = 3  # parts of the ranking whose rules are looked at one by one; then all documents' are
 AMONG = "IN (SELECT value FROM json_each(:ids))"
 
 
@@ -102,7 +101,7 @@ class SQLiteIndex:
         ids, codes = _Blocks(session, self.generations.name).read(corpus_ids)
         if not len(ids):
             return []
-        ranked = ids[signs.nearest(codes, signs.signs(asked[None])[0])]
+        ranked = ids[signs.nearest(codes, asked)]
         candidates = _permitted(session, ranked, max(signs.CANDIDATES, ENOUGH * k), rules)
         rows = run(
             session,
@@ -123,42 +122,54 @@ class SQLiteIndex:
         if not wanted or not corpus_ids:
             return []
         chunks = _Blocks(session, self.generations.name).count(corpus_ids)
-        ids, scores = impacts.rank(wanted, chunks, self._finder(session, corpus_ids))
+        finder = _Finder(session, self.generations.name, corpus_ids)
+        ids, scores = impacts.rank(wanted, chunks, finder)
         k = min(k, MOST_HITS)
-        chosen = set(_permitted(session, ids, k, rules).tolist())
-        hits = ((int(id_), float(score)) for id_, score in zip(ids, scores, strict=True) if int(id_) in chosen)
-        return list(hits)[:k]
+        chosen = _permitted(session, ids, k, rules)
+        if rules is not None and len(chosen) < k and finder.cut:
+            # What was cut short may have held more that pass: read the lists again, without those that do not.
+            finder = _Finder(session, self.generations.name, corpus_ids, rules.all(session))
+            ids, scores = impacts.rank(wanted, chunks, finder)
+            chosen = ids[:k]
+        held = set(chosen.tolist())
+        return [(int(id_), float(score)) for id_, score in zip(ids, scores, strict=True) if int(id_) in held]
 
-    def _finder(self, session: Session, corpus_ids: Sequence[str]) -> impacts.Find:
-        g = self.generations.name
-        corpora = " OR ".join(f'"{_corpus_word(corpus_id)}"' for corpus_id in corpus_ids)
+
+class _Finder:
+    """Lists of chunks for `impacts.rank`, of these corpora, and of these chunks only if `among` is given."""
+
+    def __init__(self, session: Session, generation: str, corpus_ids: Sequence[str], among: Sequence[int] | None = None):
+        self._session = session
+        self._corpora = " OR ".join(f'"{_corpus_word(corpus_id)}"' for corpus_id in corpus_ids)
+        self._values = {} if among is None else {"ids": json.dumps(list(among))}
+        self.cut = False  # whether a list was longer than what is read
+        table = f"index_words_{generation}"
+        # The plus sign keeps SQLite from running the text search once for each chunk of the list.
+        within = "" if among is None else f"AND +rowid {AMONG}"
         # One text instead of a row for each chunk: most of the time would go into rows.
-        sql = (
-            f"SELECT group_concat(rowid) FROM (SELECT rowid FROM index_words_{g} WHERE index_words_{g} MATCH :query "
+        self._sql = (
+            f"SELECT group_concat(rowid) FROM (SELECT rowid FROM {table} WHERE {table} MATCH :query {within} "
             f"LIMIT {impacts.MOST_POSTINGS + 1})"
         )
 
-        def find(terms: Sequence[str], prefix: bool) -> impacts.Ids:
-            content = " AND ".join(f'"{term}"{"*" if prefix else ""}' for term in terms)
-            found = run(session, sql, {"query": f"corpus : ({corpora}) AND words : ({content})"}).scalar()
-            return np.fromstring(found or "", dtype=np.int64, sep=",") if found else np.empty(0, dtype=np.int64)
-
-        return find
+    def __call__(self, terms: Sequence[str], prefix: bool) -> impacts.Ids:
+        content = " AND ".join(f'"{term}"{"*" if prefix else ""}' for term in terms)
+        query = f"corpus : ({self._corpora}) AND words : ({content})"
+        found = run(self._session, self._sql, {"query": query, **self._values}).scalar()
+        ids = np.fromstring(found, dtype=np.int64, sep=",") if found else np.empty(0, dtype=np.int64)
+        self.cut = self.cut or len(ids) > impacts.MOST_POSTINGS
+        return ids
 
 
 def _permitted(session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None) -> NDArray[np.int64]:
     """The first `wanted` of the ranked ids that the rules let through, in their order."""
     if rules is None:
         return ranked[:wanted]
-    found: list[NDArray[np.int64]] = []
-    start = 0
-    for _ in range(LOOKS):
-        part = ranked[start : start + 2 * wanted]
-        start += len(part)
-        passed = rules.among(session, part.tolist())
-        found.append(part[np.isin(part, np.fromiter(passed, dtype=np.int64, count=len(passed)))])
-        if start >= len(ranked) or sum(map(len, found)) >= wanted:
-            return np.concatenate(found)[:wanted]
+    first = ranked[: 2 * wanted]
+    passed = rules.among(session, first.tolist())
+    found = first[np.isin(first, np.fromiter(passed, dtype=np.int64, count=len(passed)))]
+    if len(first) == len(ranked) or len(found) >= wanted:
+        return found[:wanted]
     return ranked[np.isin(ranked, np.asarray(rules.all(session), dtype=np.int64))][:wanted]
 
 

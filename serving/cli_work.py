@@ -22,6 +22,7 @@ Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job to 
 def register(app: typer.Typer) -> None:
     app.command()(ingest)
     app.command()(sync)
+    app.command()(reindex)
 
 
 def ingest(
@@ -71,6 +72,19 @@ def sync(
         body = {"source": {"type": "git" if git else "folder", "path": str(source.resolve())}}
         api.call("PUT", f"/corpora/{found['id']}/source", json=body)
     _finish(api, api.post(f"/corpora/{found['id']}/sync", {"delete_missing": True}), wait, as_json)
+
+
+def reindex(
+    corpus: Annotated[str, typer.Argument(help="Name or id of a corpus.")],
+    wait: Wait = True,
+    url: Url = None,
+    key_file: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Embed a corpus again after the embedding model was changed; its KV stays."""
+    api = connect(url, key_file)
+    job = api.post(f"/corpora/{find_corpus(api, corpus)['id']}/reindex", {})
+    _finish(api, {**job, "job_id": job["id"]}, wait, as_json)
 
 
 def sync_folder(api: Api, corpus_id: str, folder: Path, *, delete_missing: bool = False) -> dict[str, Any]:

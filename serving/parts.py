@@ -28,7 +28,7 @@ from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.facts import codecs_of
 from storage.catalogue.schema import Corpus, Document, KVObject
 from storage.conditioning import Reading
-from storage.errors import StorageUnavailable, UserError
+from storage.errors import FileError, StorageUnavailable, UserError
 from storage.keys import group_secret, kv_key
 from storage.kvstore import KVStore
 from storage.objects import open_store
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from precompute.queue import KVQueue
     from precompute.reader import Reader
     from retrieval.index import ChunkIndex
+    from retrieval.reranker import Reranker
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
     from serving.parent_site import ParentSite
@@ -282,6 +283,13 @@ class Wiring:
         return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
 
     @cached_property
+    def reranker(self) -> Reranker | None:
+        from retrieval.reranker import CrossEncoderReranker
+
+        s = self.settings
+        return CrossEncoderReranker(s.reranker, device=s.device, dtype=s.dtype) if s.reranker else None
+
+    @cached_property
     def index(self) -> ChunkIndex:
         from retrieval.index import open_index
 
@@ -349,6 +357,7 @@ class Wiring:
     def pipeline(self) -> Pipeline:
         from ingest.isolate import ParserPool
         from ingest.pipeline import Pipeline
+        from ingest.reindex import Reindexer
 
         parsers = ParserPool(PARSER_CHILDREN)
         self._closers.append(parsers.close)
@@ -364,6 +373,7 @@ class Wiring:
             identity=self._identity(),
             lease_seconds=self.settings.lease_seconds,
             decide=self._decide,
+            reindexer=Reindexer(self.catalogue, self.embedder, self.ingest_index),
         )
 
     def _cut(self, document: ParsedDocument) -> Sequence[Chunk]:
@@ -477,8 +487,9 @@ class Wiring:
             objects=self.objects,
             kv_store=self.kv_store,
             deleter=self.deleter,
-            retriever=Retriever(self.catalogue, self.index, self.embedder),
+            retriever=Retriever(self.catalogue, self.index, self.embedder, self.reranker),
             embedder=self.embedder,
+            reranker=self.reranker,
             engine=self.engine,
             done_hash=lambda *what: self.pipeline.done_hash(*what),
             ring=self.ring,
@@ -496,10 +507,23 @@ class _Swapped:
 
     def __init__(self, index: ChunkIndex) -> None:
         self._index = index
-        self.remove = index.remove
+        self.remove, self.lacking = index.remove, index.lacking
 
     def add(self, session: Any, corpus_id: str, rows: Any) -> None:
-        self._index.add(session, corpus_id, [(number, vector, text) for number, text, vector in rows])
+        try:
+            self._index.add(session, corpus_id, _swapped(rows))
+        except UserError as error:  # the corpus waits for a reindex
+            raise FileError(str(error), code="embedding_failed") from error
+
+    def stage(self, session: Any, corpus_id: str, rows: Any) -> None:
+        self._index.stage(session, corpus_id, _swapped(rows))
+
+    def flip(self, session: Any, corpus_id: str) -> bool:
+        return self._index.generations.flip(session, corpus_id, self._index)
+
+
+def _swapped(rows: Any) -> list[Any]:
+    return [(number, vector, text) for number, text, vector in rows]
 
 
 def model_folder(settings: Settings) -> Path:

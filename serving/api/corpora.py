@@ -13,7 +13,7 @@ from ingest.sources import Entry
 from serving.api.access import Admin, Parts, Reader, Writer
 from serving.api.errors import BadParameter
 from serving.api.files import sent_name
-from serving.doors import batches, settings, sync
+from serving.doors import batches, reindex, settings, sync
 
 router = APIRouter(prefix="/v1/corpora/{corpus_id}", tags=["corpora"])
 MAX_FILES = 10_000
@@ -101,6 +101,11 @@ def sync_corpus(parts: Parts, who: Writer, corpus_id: str, body: SyncBody) -> di
         return sync.from_source(parts, who, corpus_id, body.delete_missing is not False)
     manifest = [Entry(entry.path, entry.sha256, entry.bytes) for entry in body.manifest]
     return sync.from_manifest(parts, who, corpus_id, manifest, bool(body.delete_missing), body.dry_run)
+
+
+@router.post("/reindex")
+def reindex_corpus(parts: Parts, who: Admin, corpus_id: str) -> dict[str, Any]:
+    return reindex.start(parts, who, corpus_id)
 
 
 @router.get("/source")

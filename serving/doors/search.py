@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from retrieval.neighbours import in_reading_order
 from serving.api.parts import ApiParts
 from serving.auth import Principal
 from serving.doors import corpora, files
@@ -17,7 +18,7 @@ from storage.types import RetrievedChunk
 def chunks(
     parts: ApiParts, who: Principal, corpus_ids: Sequence[str], query: str, top_k: int, token_budget: int
 ) -> tuple[RetrievedChunk, ...]:
-    """The best chunks for a prompt, best first."""
+    """The best chunks for a prompt, best first; what stands together in a document stands together here."""
     found = parts.retriever.search(
         tenant_id=who.tenant_id,
         corpus_ids=corpus_ids,
@@ -26,7 +27,7 @@ def chunks(
         token_budget=token_budget,
         principals=who.names,
     )
-    return tuple(found)
+    return tuple(in_reading_order(found))
 
 
 def still_there(parts: ApiParts, who: Principal, chunks: Sequence[RetrievedChunk]) -> frozenset[int]:

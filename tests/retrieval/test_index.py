@@ -15,6 +15,7 @@ import pytest
 from small_library import HashedWords, Library
 from sqlalchemy import delete, select, text
 
+from retrieval import impacts
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever
 from storage.catalogue.schema import ChunkRow
@@ -113,7 +114,15 @@ def test_hostile_text_is_indexed_and_found(library: Library) -> None:
         ("Die Straße ist Maß", ["STRASSE", "mass"]),
         ("नियम की अवधि", ["अवधि"]),
         ("call parse_invoice or getUserName", ["invoice", "parse_invoice", "USER name", "getusername"]),
-        ("cafe\u0301", ["café"]),
+        ("cafe\u0301", ["café", "cafe", "CAFÉ"]),
+        ("Ελευθερία", ["ελευθερια"]),
+        ("Die Prüfung naïver Garçons", ["prufung", "NAIVER", "garcon garcons"]),
+        ("甲方应当在30天内支付API费用", ["支付", "API费用", "费", "api", "应当支付"]),
+        ("『契約期間』は、３年とする。", ["契約期間", "契約の期間", "3年"]),
+        ("한국어 계약서 v2.1 조항", ["계약서", "v2.1", "조"]),
+        ("see § 12.3 and § 4", ["§ 12.3", "12.3"]),
+        ("import java.util.ArrayList; os.path.join(a)", ["java.util.ArrayList", "arraylist", "array", "os.path.join"]),
+        ("HTTPServerError_v2 raised by parseXMLFile", ["http server", "parse_xml XML", "httpservererror_v2"]),
     ],
 )
 def test_words_of_many_scripts_are_found(library: Library, content: str, queries: list[str]) -> None:
@@ -121,6 +130,35 @@ def test_words_of_many_scripts_are_found(library: Library, content: str, queries
     library.put("vs_1", "noise", "something else, 別物")
     for query in queries:
         assert library.find(query, mode="lexical") == ["doc"], query
+
+
+def test_a_section_number_is_found_before_its_digits(library: Library) -> None:
+    library.put("vs_1", "other", "clause 12 and clause 3, of 12 pages and 3 annexes")
+    library.put("vs_1", "wanted", "as said in 12.3 above, and again in the annexes of the whole of this long document")
+    library.put("vs_1", "near", "12.4 and 11.3")
+    assert library.find("§ 12.3", mode="lexical")[0] == "wanted"
+
+
+def test_more_of_a_word_in_less_text_ranks_higher(library: Library) -> None:
+    filler = " ".join(f"w{number}" for number in range(150))
+    library.put("vs_1", "once", f"indemnity {filler}")
+    library.put("vs_1", "often", f"indemnity indemnity indemnity indemnity {filler}")
+    library.put("vs_1", "short", "indemnity indemnity indemnity")
+    assert library.find("indemnity", mode="lexical") == ["short", "often", "once"]
+
+
+def test_a_word_of_half_the_corpus_is_not_read_to_its_end_and_the_rare_one_decides(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(impacts, "MOST_POSTINGS", 20)
+    for number in range(60):
+        library.put("vs_1", f"n{number}", f"the policy of the house number {number}")
+    library.put("vs_1", "rare", "the indemnity of the house, and a policy")
+    assert library.find("the policy of indemnity", mode="lexical")[0] == "rare"
+    # All words are frequent: what holds all of them is found.
+    library.put("vs_1", "about", "garden policy of the house")
+    library.put("vs_1", "garden", *[f"a garden {number}" for number in range(30)])
+    assert library.find("garden policy", mode="lexical")[0] == "about"
 
 
 def test_a_rare_word_weighs_more_than_frequent_ones(library: Library) -> None:
