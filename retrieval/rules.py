@@ -66,7 +66,8 @@ class Rules:
 
     def all(self, session: Session) -> list[int]:
         """All chunks that pass, looked up once for both searches in a session. For SQLite."""
-        of, ids = session.info.get("passing", (None, []))
+        held: tuple[Rules | None, list[int]] = session.info.get("passing", (None, []))
+        of, ids = held
         if of is not self:
             condition, values = self.clause("sqlite")
             sql = f"SELECT c.id FROM document d CROSS JOIN chunk c ON c.document_id = d.id WHERE {condition}"

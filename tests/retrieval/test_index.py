@@ -238,6 +238,14 @@ def test_a_generation_that_is_being_filled_is_seen_by_nobody_and_is_flipped_whol
     assert library.find("kiwi", "vs_2") == ["other"]
 
 
+def test_an_index_of_an_earlier_version_asks_for_a_reindex(library: Library) -> None:
+    library.put("vs_1", "doc", "kiwi")
+    with library.catalogue.write() as session:
+        session.execute(text("UPDATE corpus SET index_generation = 'before'"))  # as the migration leaves it
+    with pytest.raises(UserError, match="by an earlier version.*preread reindex vs_1"):
+        library.find("kiwi")
+
+
 def test_a_deleted_chunk_leaves_a_generation_that_is_being_filled_too(library: Library) -> None:
     first, second = library.put("vs_1", "doc", "kiwi", "fig")
     other, index = other_index(library)
