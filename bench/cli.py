@@ -188,7 +188,9 @@ def retrieval(
     """Recall and precision of gold spans: our chunks beside other splitters, at equal tokens."""
     from bench.retrieval import run
 
-    run(corpus=corpus, questions=questions, out=out, workdir=workdir, model=model, dtype=dtype)
+    run(
+        corpus=corpus, questions=questions, out=out, workdir=workdir, model=model, dtype=dtype, progress=_progress
+    )
 
 
 @app.command()

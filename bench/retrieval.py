@@ -132,10 +132,19 @@ class Question:
 
 
 def run(
-    *, corpus: Path, questions: Path, out: Path | None, workdir: Path, model: str | None = None, dtype: str = "bfloat16"
+    *,
+    corpus: Path,
+    questions: Path,
+    out: Path | None,
+    workdir: Path,
+    model: str | None = None,
+    dtype: str = "bfloat16",
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Figures by way of chunking, also those that cannot run, with the reason."""
     from precompute.embedded import embedded_model
+
+    workdir.mkdir(parents=True, exist_ok=True)
 
     folder = Path(model) if model else embedded_model(workdir / "models")
     tools = Tools(ReaderTokenizer(folder), SentenceEmbedder(dtype=dtype))
@@ -148,6 +157,7 @@ def run(
             continue
         with TemporaryDirectory(dir=workdir) as room:
             record["ways"][name] = _measured(Path(room), way, documents, asked, tools)
+        progress(f"{name}: {json.dumps(record['ways'][name])}")
     _show(record)
     write_record(record, out)
     return record
@@ -178,14 +188,10 @@ def _measured(
     retriever = Retriever(catalogue, index, tools.embedder)
     at: dict[int, list[tuple[float, float]]] = {k: [] for k in KS}
     for question in asked:
+        ranked = [] if way.neighbours else _search(retriever, question, min(500, 1 + 20 * max(KS)))
         for k in KS:
-            found = retriever.search(
-                tenant_id=TENANT, corpus_ids=[CORPUS], query=question.text,
-                top_k=max(1, k // 2) if way.neighbours else min(500, 1 + 20 * k),
-                token_budget=k * BUDGET if way.neighbours else None, neighbours=way.neighbours,
-            )  # fmt: skip
-            spans = [(c.path, c.start, c.end, len(c.token_ids)) for c in found]
-            at[k].append(_scores(_within(spans, k * BUDGET), question.spans))
+            found = _search(retriever, question, max(1, k // 2), k * BUDGET) if way.neighbours else ranked
+            at[k].append(_scores(_within(found, k * BUDGET), question.spans))
     catalogue.close()
     return {
         "chunks": len(lengths),
@@ -193,6 +199,17 @@ def _measured(
         **{f"recall_{k}": round(statistics.mean(r for r, _ in at[k]), 4) for k in KS},
         **{f"precision_{k}": round(statistics.mean(p for _, p in at[k]), 4) for k in KS},
     }
+
+
+def _search(
+    retriever: Retriever, question: Question, top_k: int, budget: int | None = None
+) -> list[tuple[str, int, int, int]]:
+    """Path, span and tokens of what is found, best first; with a budget, neighbours fill it."""
+    found = retriever.search(
+        tenant_id=TENANT, corpus_ids=[CORPUS], query=question.text, top_k=top_k, token_budget=budget,
+        neighbours=budget is not None,
+    )  # fmt: skip
+    return [(chunk.path, chunk.start, chunk.end, len(chunk.token_ids)) for chunk in found]
 
 
 def _fill(

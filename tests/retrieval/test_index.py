@@ -242,7 +242,7 @@ def test_an_index_of_an_earlier_version_asks_for_a_reindex(library: Library) -> 
     library.put("vs_1", "doc", "kiwi")
     with library.catalogue.write() as session:
         session.execute(text("UPDATE corpus SET index_generation = 'before'"))  # as the migration leaves it
-    with pytest.raises(UserError, match="by an earlier version.*preread reindex vs_1"):
+    with pytest.raises(UserError, match=r"by an earlier version.*preread reindex vs_1"):
         library.find("kiwi")
 
 
