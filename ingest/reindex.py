@@ -48,7 +48,7 @@ def queue(session: Session, corpus: Corpus, embedding: str) -> Job:
         if job.request.get("embedding") == embedding and job.status != "cancelling":
             return job
     rows = session.scalars(select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path))
-    items = [JobItem(row.path, row.id, row.file_id, ACTION) for row in rows]
+    items = [JobItem(row.path, row.id, None, ACTION) for row in rows]  # no file is read, so any may be deleted
     if not items:
         corpus.index_generation = None  # the next document decides
     request = {"embedding": embedding}
