@@ -189,6 +189,41 @@ def plan(
 
 
 @app.command()
+def retrieval(
+    corpus: Annotated[Path, typer.Option(help="Folder of documents.", exists=True, file_okay=False)],
+    questions: Annotated[
+        Path,
+        typer.Option(help='Lines of {"question","spans":[{"path","start","end"}]}.', exists=True, dir_okay=False),
+    ],
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Recall and precision of gold spans: our chunks beside other splitters, at equal tokens."""
+    from bench.retrieval import run
+
+    run(
+        corpus=corpus, questions=questions, out=out, workdir=workdir, model=model, dtype=dtype, progress=_progress
+    )
+
+
+@app.command()
+def search(
+    chunks: Annotated[int, typer.Option(help="Chunks of the corpus that is made.")] = 100_000,
+    questions: Annotated[int, typer.Option(help="Searches of each kind.")] = 50,
+    database: Annotated[str, typer.Option(help="URL of an empty catalogue. Default: SQLite in the workdir.")] = "",
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Time of a search by stage in a large corpus, with access lists and filters."""
+    from bench.search import run
+
+    run(chunks=chunks, questions=questions, database=database, out=out, workdir=workdir, dtype=dtype)
+
+
+@app.command()
 def trace(
     chunks: Annotated[int, typer.Option(help="Chunks that questions are about.")] = 2000,
     requests: Annotated[int, typer.Option(help="Requests to replay.")] = 30_000,

@@ -16,7 +16,7 @@ from ingest.purge import owe, release
 from ingest.types import SearchIndex
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, JobFile
 from storage.keys import token_bytes
-from storage.types import Chunk
+from storage.types import Chunk, indexed_text
 
 TOKEN_BYTES = 4
 
@@ -46,7 +46,8 @@ def commit(
     chunks = [_chunk_row(document, chunk, key) for chunk, key in zip(new.chunks, new.kv_keys, strict=True)]
     session.add_all(chunks)
     session.flush()
-    index.add(session, corpus.id, [(c.id, c.text, v) for c, v in zip(chunks, new.vectors, strict=True)])
+    rows = [(c.id, indexed_text(c.text, c.headings, document.path), v) for c, v in zip(chunks, new.vectors, strict=True)]
+    index.add(session, corpus.id, rows)
     keys = {key: len(c.token_ids) for c, key in zip(new.chunks, new.kv_keys, strict=True) if key is not None}
     _count(session, row, document, corpus, keys, [k for k in new.kv_keys if k is not None], len(chunks))
     release(session, old_keys - set(keys))

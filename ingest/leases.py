@@ -48,14 +48,19 @@ def _claimable(now: float) -> ColumnElement[bool]:
         older.document_id == JobFile.document_id,
         older.id < JobFile.id,
         older.status.in_(OPEN_FILE),
-        older.file_id.is_not(None),
+        _has_what_it_needs(older),
     )
     return and_(
         JobFile.status == "pending",
         or_(JobFile.lease_expires.is_(None), JobFile.lease_expires <= now),
-        JobFile.file_id.is_not(None),
+        _has_what_it_needs(JobFile),
         ~behind.correlate(JobFile).exists(),
     )
+
+
+def _has_what_it_needs(file: Any) -> ColumnElement[bool]:
+    """Its content has come, or it is about chunks that are there."""
+    return or_(file.file_id.is_not(None), file.action == "reindex")
 
 
 def _has_claimable(now: float) -> ColumnElement[bool]:

@@ -25,13 +25,14 @@ from ingest.files import drop_source_files, open_file
 from ingest.jobs import advance, lock_job, mark_cancelled, settle
 from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
 from ingest.purge import release, try_sweep
+from ingest.reindex import Reindexer
 from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
 from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable
 from storage.policy.types import Decision
-from storage.types import Chunk, ObjectStore, TextEmbedder
+from storage.types import Chunk, ObjectStore, TextEmbedder, indexed_text
 
 log = structlog.get_logger()
 EMBED_BATCH = 32
@@ -66,6 +67,7 @@ class Pipeline:
     identity: str
     lease_seconds: float = 60.0
     decide: Decide = lambda document, corpus: Decision()  # by the operator's policy
+    reindexer: Reindexer | None = None
 
     def process(self, lease: FileLease) -> None:
         """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
@@ -113,6 +115,9 @@ class Pipeline:
     # --- the run ---
 
     def _run(self, lease: FileLease, hold: Hold) -> None:
+        if self.reindexer is not None and self.reindexer.takes(lease):
+            self.reindexer.run(lease, hold)
+            return
         work = self._load(lease)
         if work is None:
             self._end(lease, lambda session, row: finish(session, row, "done"))
@@ -187,7 +192,7 @@ class Pipeline:
         if not chunks:
             raise FileError("the file holds no text", code="no_text_extracted")
         self._stage(lease, "embed", hold)
-        vectors = self._embed(chunks, hold)
+        vectors = self._embed(chunks, work.row.path, hold)
         good = [(chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True) if vector is not None]
         if not good:
             raise FileError("no chunk of the file could be embedded", code="embedding_failed")
@@ -213,11 +218,12 @@ class Pipeline:
         with self.catalogue.write() as session:
             advance(session, lease.job_id, stage)
 
-    def _embed(self, chunks: Sequence[Chunk], hold: Hold) -> list[list[float] | None]:
+    def _embed(self, chunks: Sequence[Chunk], path: str, hold: Hold) -> list[list[float] | None]:
         vectors: list[list[float] | None] = []
         for start in range(0, len(chunks), EMBED_BATCH):
             hold.check()
-            vectors += self._embed_batch([chunk.text for chunk in chunks[start : start + EMBED_BATCH]])
+            some = chunks[start : start + EMBED_BATCH]
+            vectors += self._embed_batch([indexed_text(chunk.text, chunk.headings, path) for chunk in some])
         return vectors
 
     def _embed_batch(self, texts: Sequence[str]) -> list[list[float] | None]:

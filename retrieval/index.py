@@ -1,67 +1,79 @@
 """The two indexes of chunks, by meaning and by words, in the catalogue's own database.
 
-They take part in the caller's transaction: a chunk, its vector and its words appear and vanish together. Each
-search is exact within the corpora it is given; rows of other corpora are not ranked at all.
+They take part in the caller's transaction: a chunk, its vector and its words appear and vanish together. Rows of
+corpora that are not asked for are not ranked at all.
+
+All rows that one embedding model and one set of rules for words have made are a *generation*, in tables of its own.
+A corpus is searched in the generation that its row names; a reindex fills another beside it and flips the name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from sqlalchemy import inspect, text
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from retrieval import words
+from retrieval.rules import Rules
 from storage.catalogue.engine import Catalogue
+from storage.catalogue.schema import Corpus, IndexGeneration
+from storage.catalogue.versions import past_of
 from storage.errors import UserError
 from storage.types import TextEmbedder
 
 Row = tuple[int, Sequence[float], str]  # chunk id, unit vector, text
 Hit = tuple[int, float]  # chunk id, score: more is better
-CREATE_META = "CREATE TABLE IF NOT EXISTS index_meta (name VARCHAR(32) PRIMARY KEY, value TEXT NOT NULL)"
-MOST_HITS = 4096  # per search; sqlite-vec returns no more
+MOST_HITS = 4096  # per search
+LAYOUT = "tables-2"  # of what the generation's tables hold: change it with them
 
 
 class ChunkIndex(Protocol):
-    """One database's way of storing vectors and words."""
+    """One database's way of storing vectors and words. Its generation is the embedder's."""
+
+    @property
+    def generations(self) -> Generations: ...
 
     def ensure(self) -> None:
-        """Make the tables if absent. UserError if they hold another embedding model's vectors."""
+        """Make the generation's tables if absent."""
         ...
 
-    def reset(self, session: Session) -> None:
-        """Drop all vectors and words, and take this embedder's from now on: the start of a reindex."""
+    def add(self, session: Session, corpus_id: str, rows: Sequence[Row]) -> None:
+        """Make chunks searchable. UserError if the corpus is in another generation."""
         ...
 
-    def add(self, session: Session, corpus_id: str, rows: Sequence[Row]) -> None: ...
+    def stage(self, session: Session, corpus_id: str, rows: Sequence[Row]) -> None:
+        """Write chunks for a corpus that is still in another generation: nobody finds them before `Generations.flip`."""
+        ...
 
     def remove(self, session: Session, chunk_ids: Sequence[int]) -> None:
-        """Unknown ids are ignored."""
+        """From every generation. Unknown ids are ignored."""
+        ...
+
+    def drop(self, session: Session, corpus_id: str, generation: str) -> None:
+        """Remove all that another generation holds of a corpus."""
         ...
 
     def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
-        """Put the vector and words under each pair's first id under its second as well, in another corpus's partition."""
+        """Put the vector and words under each pair's first id under its second as well, in another corpus's partition, in
+        every generation that holds them."""
+        ...
+
+    def lacking(self, session: Session, corpus_id: str, document_id: str | None = None) -> list[int]:
+        """Chunks of the corpus with its kept generations, or of one document as it is, that this generation of the index
+        does not hold, by id."""
         ...
 
     def dense(
-        self,
-        session: Session,
-        corpus_ids: Sequence[str],
-        vector: Sequence[float],
-        k: int,
-        documents: Sequence[str] | None = None,
+        self, session: Session, corpus_ids: Sequence[str], vector: Sequence[float], k: int, rules: Rules | None = None
     ) -> list[Hit]:
-        """The k nearest chunks by cosine, best first; of these documents only, if given."""
+        """The k nearest chunks by cosine, best first; of those only that the rules let through, if given."""
         ...
 
     def lexical(
-        self,
-        session: Session,
-        corpus_ids: Sequence[str],
-        query: str,
-        k: int,
-        documents: Sequence[str] | None = None,
+        self, session: Session, corpus_ids: Sequence[str], query: str, k: int, rules: Rules | None = None
     ) -> list[Hit]:
         """The k best chunks that hold any word of the query. The query is plain text, whatever it holds."""
         ...
@@ -78,42 +90,78 @@ def open_index(catalogue: Catalogue, embedder: TextEmbedder) -> ChunkIndex:
     return PostgresIndex(catalogue, embedder)
 
 
-class IndexMeta:
-    """The table `index_meta`: whose vectors and which rules for words the index holds."""
+class Generations:
+    """Which generation is ours, and which one a corpus is in."""
 
     def __init__(self, embedder: TextEmbedder) -> None:
-        self._embedder = embedder
+        self.embedding = embedder.identity
+        self.name = hashlib.sha256(f"{self.embedding}\0{words.VERSION}\0{LAYOUT}".encode()).hexdigest()[:12]
 
-    def ready(self, session: Session) -> bool:
-        """False if there is no index yet. UserError if it is another model's."""
-        if not inspect(session.connection()).has_table("index_meta"):
+    def register(self, session: Session) -> bool:
+        """Note that this generation's tables exist from now on; False if they do already."""
+        if session.get(IndexGeneration, self.name) is not None:
             return False
-        recorded = self._read(session)
-        if recorded:
-            self._compare(recorded)
-        return bool(recorded)
+        session.add(IndexGeneration(name=self.name, embedding=self.embedding, words=words.VERSION))
+        return True
 
-    def require(self, session: Session) -> None:
-        """Before each use: another process may have begun a reindex with another model since."""
-        self._compare(self._read(session))
+    def known(self, session: Session) -> bool:
+        return session.get(IndexGeneration, self.name) is not None
 
-    def record(self, session: Session) -> None:
-        session.execute(text("DELETE FROM index_meta"))
-        insert = text("INSERT INTO index_meta (name, value) VALUES (:name, :value)")
-        session.execute(insert, [{"name": name, "value": value} for name, value in self._expected().items()])
+    def all(self, session: Session) -> list[str]:
+        """Every generation that has tables."""
+        return list(session.scalars(select(IndexGeneration.name)))
 
-    def _expected(self) -> dict[str, str]:
-        return {"embedding": self._embedder.identity, "words": words.VERSION}
+    def require(self, session: Session, corpus_id: str) -> None:
+        """Take a corpus that has no index yet into this generation. UserError if it is in another one."""
+        lock = select(Corpus.index_generation).where(Corpus.id == corpus_id).with_for_update()
+        found = session.scalar(lock)
+        if found is None:
+            session.execute(update(Corpus).where(Corpus.id == corpus_id).values(index_generation=self.name))
+        elif found != self.name:
+            raise self.refusal(session, corpus_id, found)
 
-    def _read(self, session: Session) -> dict[str, str]:
-        rows = session.execute(text("SELECT name, value FROM index_meta"))
-        return {row.name: row.value for row in rows}
+    def flip(self, session: Session, corpus_id: str, index: ChunkIndex) -> bool:
+        """Let searches in the corpus use this generation from the commit on, and drop what others hold of it. False, and
+        nothing done, while it lacks a chunk."""
+        session.execute(select(Corpus.id).where(Corpus.id == corpus_id).with_for_update())
+        if index.lacking(session, corpus_id):
+            return False
+        session.execute(update(Corpus).where(Corpus.id == corpus_id).values(index_generation=self.name))
+        for other in self.all(session):
+            for partition in (corpus_id, past_of(corpus_id)) if other != self.name else ():
+                index.drop(session, partition, other)
+        return True
 
-    def _compare(self, recorded: Mapping[str, str]) -> None:
-        for name, expected in self._expected().items():
-            if recorded.get(name) != expected:
-                raise UserError(
-                    f"The index was built with {name} {recorded.get(name)!r}, but {expected!r} is set. "
-                    "Their results cannot be mixed: start a reindex, or go back to the earlier setting.",
-                    code="reindex_required",
-                )
+    def refusal(self, session: Session, corpus_id: str, found: str) -> UserError:
+        built: Any = session.get(IndexGeneration, found)
+        by = f"with the embedding model {built.embedding!r}" if built else "by an earlier version"
+        return UserError(
+            f"The index of {corpus_id} was built {by}, but {self.embedding!r} is set. Their results cannot be mixed: "
+            f"run `preread reindex {corpus_id}`, or go back to the earlier setting.",
+            code="reindex_required",
+        )
+
+
+def owned_corpora(session: Session, generations: Generations, tenant_id: str, corpus_ids: Sequence[str]) -> list[str]:
+    """Those of the corpora that are the tenant's and have an index. UserError if one is in another generation."""
+    owned = select(Corpus.id, Corpus.index_generation).where(Corpus.id.in_(corpus_ids), Corpus.tenant_id == tenant_id)
+    rows = session.execute(owned.order_by(Corpus.id)).all()
+    for corpus_id, generation in rows:
+        if generation not in (None, generations.name):
+            raise generations.refusal(session, corpus_id, generation)
+    return [corpus_id for corpus_id, generation in rows if generation is not None]
+
+
+def lacking(table: str, corpus_id: str, document_id: str | None) -> tuple[str, dict[str, str]]:
+    """A query for `ChunkIndex.lacking`, with its values; `table` holds a row for each chunk that is there."""
+    absent = f"NOT EXISTS (SELECT 1 FROM {table} i WHERE i.chunk_id = {{}})"
+    if document_id is not None:
+        return f"SELECT id FROM chunk WHERE document_id = :of AND {absent.format('chunk.id')} ORDER BY id", {"of": document_id}
+    kept = "SELECT -k.id FROM version_chunk k JOIN document_version v ON v.id = k.version_id WHERE v.corpus_id = :of"
+    sql = f"SELECT id FROM chunk WHERE corpus_id = :of AND {absent.format('chunk.id')}"
+    return f"{sql} UNION ALL {kept} AND {absent.format('-k.id')} ORDER BY 1", {"of": corpus_id}
+
+
+def run(session: Session, sql: str, values: Any = None) -> Any:
+    """Execute plain SQL."""
+    return session.execute(text(sql), values if values is not None else {})

@@ -8,9 +8,11 @@ given as the share of the best attainable: first place in every list is 1.0. A d
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,57 +20,76 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from retrieval import filters as attribute_filters
-from retrieval.index import MOST_HITS, ChunkIndex, Hit
-from retrieval.versions import Kept, kept_chunks, kept_documents
+from retrieval.index import MOST_HITS, ChunkIndex, Generations, Hit, owned_corpora
+from retrieval.neighbours import with_neighbours
+from retrieval.reranker import Reranker
+from retrieval.rules import Rules
+from retrieval.versions import PastRules, kept_rows
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import ChunkRow, Corpus, Document, VersionChunk
+from storage.catalogue.schema import ChunkRow, Document
 from storage.catalogue.versions import check_kept, current_then, past_of
 from storage.errors import UserError
-from storage.types import RetrievedChunk, TextEmbedder
+from storage.types import RetrievedChunk, TextEmbedder, indexed_text
 
 Mode = Literal["hybrid", "dense", "lexical"]
-_Found = tuple[ChunkRow, Document] | tuple[VersionChunk, Kept]
-_Ranked = tuple[ChunkRow | VersionChunk, Document | Kept, float]
 RRF_K = 60
 MOST_RESULTS = 500
 CACHED_QUERIES = 256
-RULES = (Document.id, Document.tenant_id, Document.corpus_id, Document.access, Document.attributes)
+RERANKED = 32
 SEARCHES = 3  # at most, when documents change while we look
+FOUND = (
+    ChunkRow.id, ChunkRow.ordinal, ChunkRow.text, ChunkRow.token_ids, ChunkRow.start, ChunkRow.end, ChunkRow.headings,
+    ChunkRow.page_start, ChunkRow.page_end, ChunkRow.line_start, ChunkRow.line_end, ChunkRow.kv_key,
+    Document.id.label("document_id"), Document.tenant_id, Document.corpus_id, Document.file_id, Document.path,
+    Document.sha256, Document.access, Document.attributes, Document.codec, Document.not_stored,
+)  # fmt: skip
+STILL = (
+    ChunkRow.id, ChunkRow.token_ids, Document.id.label("document_id"), Document.tenant_id, Document.corpus_id,
+    Document.access, Document.attributes,
+)  # fmt: skip
+
+
+@dataclass
+class Stages:
+    """Milliseconds by stage of a search: embed, rules, dense, lexical, rows, confirm."""
+
+    ms: dict[str, float] = field(default_factory=dict)
+    clock: Callable[[], float] = time.perf_counter
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        begun = self.clock()
+        yield
+        self.ms[name] = self.ms.get(name, 0.0) + 1000 * (self.clock() - begun)
 
 
 @dataclass(frozen=True)
 class Ask:
     """One search, checked."""
 
-    tenant_id: str
-    corpus_ids: tuple[str, ...]
+    rules: Rules
     query: str
     vector: Sequence[float] | None
     mode: Mode
     top_k: int
     token_budget: int | None
-    principals: frozenset[str]
-    filters: Mapping[str, Any] | None
     score_threshold: float | None
+    stages: Stages
+    neighbours: bool
     as_of: float | None = None  # see retrieval.versions
-
-    def permits(self, document: Document | Kept | Row[Any]) -> bool:
-        """The one rule of who may see a document, and whether it was asked for."""
-        return (
-            document.tenant_id == self.tenant_id
-            and document.corpus_id in self.corpus_ids
-            and (document.access is None or not self.principals.isdisjoint(document.access))
-            and attribute_filters.matches(self.filters, document.attributes)
-        )
 
 
 class Retriever:
     """Searches one catalogue. Threads may share it."""
 
-    def __init__(self, catalogue: Catalogue, index: ChunkIndex, embedder: TextEmbedder) -> None:
+    def __init__(
+        self, catalogue: Catalogue, index: ChunkIndex, embedder: TextEmbedder, reranker: Reranker | None = None
+    ) -> None:
+        """With a reranker the best of what both searches found are put in its order, and have its scores."""
         self._catalogue = catalogue
+        self._reranker = reranker
         self._index = index
-        self._embedder = embedder
+        self._generations = Generations(embedder)
         self._vectors = _QueryVectors(embedder)
 
     def search(
@@ -83,26 +104,35 @@ class Retriever:
         filters: Mapping[str, Any] | None = None,
         mode: Mode = "hybrid",
         score_threshold: float | None = None,
+        neighbours: bool = False,
         as_of: float | None = None,
+        stages: Stages | None = None,
     ) -> list[RetrievedChunk]:
         """The best chunks, best first; `as_of` a time (seconds since the epoch), of what was current then. Without
         principals only documents without an access list are seen.
 
-        Corpora that are not the tenant's are passed over like corpora that do not exist.
+        `neighbours`: what is left of the token budget goes to the chunks beside those found, in the same section. Corpora
+        that are not the tenant's are passed over like corpora that do not exist. UserError(code="reindex_required") if a
+        corpus was indexed with another embedding model.
         """
         _check(query, top_k, token_budget, mode)
         attribute_filters.check(filters)
+        stages = stages or Stages()
+        with stages.of("embed"):
+            vector = None if mode == "lexical" else self._vectors.get(query)
+        rules = Rules(tenant_id, tuple(dict.fromkeys(corpus_ids)), frozenset(principals or ()), filters)
+        if as_of is not None:
+            rules = PastRules(**vars(rules), as_of=as_of)
         ask = Ask(
-            tenant_id=tenant_id,
-            corpus_ids=tuple(dict.fromkeys(corpus_ids)),
+            rules=rules,
             query=query,
-            vector=None if mode == "lexical" else self._vectors.get(query),
+            vector=vector,
             mode=mode,
             top_k=top_k,
             token_budget=token_budget,
-            principals=frozenset(principals or ()),
-            filters=filters,
             score_threshold=score_threshold,
+            stages=stages,
+            neighbours=neighbours and as_of is None,
             as_of=as_of,
         )
         return self._settled(ask)
@@ -116,39 +146,61 @@ class Retriever:
         for _ in range(SEARCHES):
             with self._catalogue.read() as session:
                 found = self._ranked(session, ask)
-            with self._catalogue.read() as session:
+            with ask.stages.of("confirm"), self._catalogue.read() as session:
                 kept = _confirmed(session, ask, found)
             if len(kept) == len(found):
                 break
         return kept
 
     def _ranked(self, session: Session, ask: Ask) -> list[RetrievedChunk]:
-        owned = select(Corpus.id).where(Corpus.id.in_(ask.corpus_ids), Corpus.tenant_id == ask.tenant_id)
-        corpora = sorted(session.scalars(owned))
-        if ask.as_of is not None:
-            check_kept(session, corpora, ask.as_of)
-        documents = _documents_to_search(session, ask, corpora) if corpora else []
-        if documents == []:
+        with ask.stages.of("rules"):
+            corpora = owned_corpora(session, self._generations, ask.rules.tenant_id, ask.rules.corpora)
+            if ask.as_of is not None:
+                check_kept(session, corpora, ask.as_of)
+            ask = replace(ask, rules=replace(ask.rules, corpora=tuple(corpora)))
+            rules = ask.rules if corpora and ask.rules.needed(session) else None
+        if not corpora:
             return []
         if ask.as_of is not None:
             corpora = [*corpora, *map(past_of, corpora)]
         depth = max(50, 4 * ask.top_k)
         while True:  # deeper only if duplicates or the budget ate what was found
-            lists = self._lists(session, ask, corpora, documents, depth)
-            chosen = _choose(_rows_in_order(session, ask, _scores(ask.mode, lists)), ask)
+            lists = self._lists(session, ask, corpora, rules, depth)
+            hits = self._reranked(session, ask, _scores(ask.mode, lists))
+            with ask.stages.of("rows"):
+                chosen = _choose(_rows_in_order(session, ask, hits), ask)
             exhausted = all(len(hits) < depth for hits in lists)
             if len(chosen) >= ask.top_k or exhausted or depth >= MOST_HITS or ask.token_budget is not None:
-                return chosen
+                return self._joined(session, ask, chosen)
             depth = min(8 * depth, MOST_HITS)
 
+    def _reranked(self, session: Session, ask: Ask, hits: list[Hit]) -> list[Hit]:
+        """The first of the hits in the reranker's order; the others are left out, since they have no score of its kind."""
+        if self._reranker is None:
+            return hits
+        with ask.stages.of("rerank"):
+            rows = [row for row, _ in _rows_in_order(session, ask, hits[: max(RERANKED, 2 * ask.top_k)])]
+            texts = [indexed_text(row.text, row.headings, row.path) for row in rows]
+            scores = self._reranker.scores(ask.query, texts)
+            scored = [(int(row.id), score) for row, score in zip(rows, scores, strict=True)]
+            return sorted(scored, key=lambda hit: -hit[1])  # of equals the one that was found first
+
+    def _joined(self, session: Session, ask: Ask, chosen: list[tuple[Row[Any], float]]) -> list[RetrievedChunk]:
+        if ask.neighbours and ask.token_budget is not None:
+            with ask.stages.of("neighbours"):
+                chosen = with_neighbours(session, FOUND, chosen, ask.token_budget)
+        return [_retrieved(row, score) for row, score in chosen]
+
     def _lists(
-        self, session: Session, ask: Ask, corpora: list[str], documents: list[str] | None, depth: int
+        self, session: Session, ask: Ask, corpora: list[str], rules: Rules | None, depth: int
     ) -> list[list[Hit]]:
         lists = []
         if ask.vector is not None:
-            lists.append(self._index.dense(session, corpora, ask.vector, depth, documents))
+            with ask.stages.of("dense"):
+                lists.append(self._index.dense(session, corpora, ask.vector, depth, rules))
         if ask.mode != "dense":
-            lists.append(self._index.lexical(session, corpora, ask.query, depth, documents))
+            with ask.stages.of("lexical"):
+                lists.append(self._index.lexical(session, corpora, ask.query, depth, rules))
         return lists
 
 
@@ -176,98 +228,83 @@ def _check(query: str, top_k: int, token_budget: int | None, mode: str) -> None:
         raise UserError(f"A search's mode is hybrid, dense or lexical; not {mode!r}.")
 
 
-def _documents_to_search(session: Session, ask: Ask, corpora: list[str]) -> list[str] | None:
-    """Ids of the documents to rank; None if every document of the corpora is."""
-    rules = select(*RULES).where(Document.corpus_id.in_(corpora))
-    if ask.as_of is not None:
-        kept = [one.version_id for one in kept_documents(session, corpora, ask.as_of) if ask.permits(one)]
-        return kept + [one.id for one in session.execute(rules.where(current_then(ask.as_of))) if ask.permits(one)]
-    if ask.filters is None:
-        closed = rules.where(Document.access.is_not(None)).with_only_columns(Document.id).limit(1)
-        if session.scalar(closed) is None:
-            return None
-    return [document.id for document in session.execute(rules) if ask.permits(document)]
-
-
-def _visible(session: Session, ask: Ask, chunk_ids: Sequence[int]) -> dict[int, _Found]:
-    """Of these chunks the ones that exist and are the asker's to see, by their rows and not by the index."""
-    found: dict[int, _Found] = {}
-    then = [] if ask.as_of is None else [current_then(ask.as_of)]
-    for start in range(0, len(chunk_ids), 500):
-        some = chunk_ids[start : start + 500]
-        rows = session.execute(
-            select(ChunkRow, Document)
-            .join(Document, Document.id == ChunkRow.document_id)
-            .where(ChunkRow.id.in_(some), *then)
-        )
-        found |= {chunk.id: (chunk, document) for chunk, document in rows if ask.permits(document)}
-        if ask.as_of is not None:
-            kept = kept_chunks(session, some, ask.as_of)
-            found |= {number: pair for number, pair in kept.items() if ask.permits(pair[1])}
-    return found
-
-
 def _confirmed(session: Session, ask: Ask, found: list[RetrievedChunk]) -> list[RetrievedChunk]:
     """What is still there and the asker's to see. SQLite may give a deleted chunk's id to another chunk."""
-    rows = _visible(session, ask, [chunk.chunk_id for chunk in found])
-    now = (_retrieved(rows[old.chunk_id][0], rows[old.chunk_id][1], old.score) if old.chunk_id in rows else None for old in found)
+    rows = {row.id: row for row in _visible(session, ask, [chunk.chunk_id for chunk in found], STILL)}
     return [
-        new
-        for old, new in zip(found, now, strict=True)
-        if new and (new.document_id, new.token_ids) == (old.document_id, old.token_ids)
+        chunk
+        for chunk in found
+        if (row := rows.get(chunk.chunk_id)) is not None
+        and (row.document_id, _ids(row.token_ids)) == (chunk.document_id, chunk.token_ids)
     ]
 
 
-def _rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterable[_Ranked]:
+def _visible(session: Session, ask: Ask, chunk_ids: Sequence[int], columns: Sequence[Any]) -> Iterator[Row[Any]]:
+    """Of these chunks the ones that exist and are the asker's to see, by their rows and not by the index."""
+    query = select(*columns).join(Document, Document.id == ChunkRow.document_id).where(ChunkRow.id.in_(chunk_ids))
+    kept: Sequence[Row[Any]] = ()
+    if ask.as_of is not None:
+        query = query.where(current_then(ask.as_of))
+        kept = kept_rows(session, chunk_ids, ask.as_of)
+    return (row for row in (*session.execute(query), *kept) if ask.rules.permits(row))
+
+
+def _rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterator[tuple[Row[Any], float]]:
     """Rows of the hits, best first, read as they are needed."""
-    for start in range(0, len(hits), 100):
-        part = hits[start : start + 100]
-        rows = _visible(session, ask, [chunk_id for chunk_id, _ in part])
-        for chunk_id, score in part:
+    part = min(2 * ask.top_k, 500)
+    for start in range(0, len(hits), part):
+        some = hits[start : start + part]
+        rows = {row.id: row for row in _visible(session, ask, [chunk_id for chunk_id, _ in some], FOUND)}
+        for chunk_id, score in some:
             if chunk_id in rows:
-                yield (*rows[chunk_id], score)
+                yield rows[chunk_id], score
 
 
-def _choose(rows: Iterable[_Ranked], ask: Ask) -> list[RetrievedChunk]:
+def _choose(rows: Iterable[tuple[Row[Any], float]], ask: Ask) -> list[tuple[Row[Any], float]]:
     """Down the ranking: a text once, at or above the threshold, and whatever still fits the budget."""
-    chosen: list[RetrievedChunk] = []
+    chosen: list[tuple[Row[Any], float]] = []
     texts: set[bytes] = set()
     left = ask.token_budget
-    for chunk, document, score in rows:
+    for row, score in rows:
         if len(chosen) == ask.top_k or (ask.score_threshold is not None and score < ask.score_threshold):
             break
-        tokens = len(chunk.token_ids) // 4
-        if chunk.token_ids in texts or (left is not None and tokens > left):
+        tokens = len(row.token_ids) // 4
+        if row.token_ids in texts or (left is not None and tokens > left):
             continue
-        texts.add(chunk.token_ids)
+        texts.add(row.token_ids)
         left = None if left is None else left - tokens
-        chosen.append(_retrieved(chunk, document, score))
+        chosen.append((row, score))
     return chosen
 
 
-def _retrieved(chunk: ChunkRow | VersionChunk, document: Document | Kept, score: float) -> RetrievedChunk:
+def _retrieved(row: Row[Any], score: float) -> RetrievedChunk:
     return RetrievedChunk(
-        chunk_id=chunk.number,
-        document_id=document.id,
-        corpus_id=document.corpus_id,
-        file_id=document.file_id,
-        path=document.path,
-        version=document.sha256,
-        text=chunk.text,
-        token_ids=tuple(np.frombuffer(chunk.token_ids, dtype="<u4").tolist()),
-        start=chunk.start,
-        end=chunk.end,
-        headings=tuple(chunk.headings),
-        page_start=chunk.page_start,
-        page_end=chunk.page_end,
-        line_start=chunk.line_start,
-        line_end=chunk.line_end,
+        chunk_id=row.id,
+        document_id=row.document_id,
+        corpus_id=row.corpus_id,
+        file_id=row.file_id,
+        path=row.path,
+        version=row.sha256,
+        text=row.text,
+        token_ids=_ids(row.token_ids),
+        start=row.start,
+        end=row.end,
+        headings=tuple(row.headings),
+        page_start=row.page_start,
+        page_end=row.page_end,
+        line_start=row.line_start,
+        line_end=row.line_end,
         score=score,
-        kv_key=chunk.kv_key,
-        codec=document.codec,
-        not_stored=document.not_stored is not None,
-        attributes=dict(document.attributes),
+        kv_key=row.kv_key,
+        codec=row.codec,
+        not_stored=row.not_stored is not None,
+        attributes=dict(row.attributes),
+        ordinal=row.ordinal,
     )
+
+
+def _ids(token_ids: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(token_ids, dtype="<u4").tolist())
 
 
 class _QueryVectors:

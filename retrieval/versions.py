@@ -6,64 +6,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Row, case, select
 from sqlalchemy.orm import Session
 
-from storage.catalogue.schema import Document, DocumentVersion, VersionChunk
-from storage.catalogue.versions import kept_then
+from retrieval.rules import Rules
+from storage.catalogue.schema import ChunkRow, Document, DocumentVersion, VersionChunk
+from storage.catalogue.versions import current_then, kept_then
+
+# Who may see a kept generation is who may see the document, where that still is.
+_ACCESS = case((Document.id.is_(None), DocumentVersion.access), else_=Document.access).label("access")
+_PLACED = (DocumentVersion.tenant_id, DocumentVersion.corpus_id, _ACCESS, DocumentVersion.attributes)
+_AS_CHUNK = (
+    VersionChunk.ordinal, VersionChunk.text, VersionChunk.token_ids, VersionChunk.start, VersionChunk.end,
+    VersionChunk.headings, VersionChunk.page_start, VersionChunk.page_end, VersionChunk.line_start, VersionChunk.line_end,
+    VersionChunk.kv_key, DocumentVersion.document_id, DocumentVersion.file_id, DocumentVersion.path, DocumentVersion.sha256,
+    DocumentVersion.codec, DocumentVersion.not_stored,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A kept generation as the document that it was. Who may see it is who may see the document, where that still is."""
+class PastRules(Rules):
+    """Rules that also ask what was current at `as_of`, seconds since the epoch. What passes is listed."""
 
-    version_id: str
-    id: str
-    tenant_id: str
-    corpus_id: str
-    file_id: str
-    path: str
-    sha256: str
-    access: list[Any] | None
-    attributes: dict[str, Any]
-    codec: str | None
-    not_stored: str | None
+    as_of: float = 0.0
 
+    def needed(self, session: Session) -> bool:
+        return True
 
-_LIVE = (Document.id.label("live"), Document.access.label("live_access"))
+    def among(self, session: Session, chunk_ids: Sequence[int]) -> set[int]:
+        return set(self.all(session)).intersection(chunk_ids)
 
+    def passing(self, session: Session) -> tuple[str, dict[str, Any]]:
+        return "SELECT unnest(CAST(:passing AS bigint[]))", {"passing": self.all(session)}
 
-def kept_documents(session: Session, corpora: Sequence[str], as_of: float) -> list[Kept]:
-    """The kept generations of these corpora that were current then."""
-    query = _with_documents(select(DocumentVersion, *_LIVE)).where(DocumentVersion.corpus_id.in_(corpora), kept_then(as_of))
-    return [_kept(row) for row in session.execute(query)]
+    def _all(self, session: Session) -> list[int]:
+        rules = (Document.tenant_id, Document.corpus_id, Document.access, Document.attributes)
+        live = select(ChunkRow.id, *rules).join(Document, Document.id == ChunkRow.document_id)
+        live = live.where(Document.corpus_id.in_(self.corpora), current_then(self.as_of))
+        kept = _kept(self.as_of, *_PLACED).where(DocumentVersion.corpus_id.in_(self.corpora))
+        return [row.id for query in (live, kept) for row in session.execute(query) if self.permits(row)]
 
 
-def kept_chunks(session: Session, numbers: Sequence[int], as_of: float) -> dict[int, tuple[VersionChunk, Kept]]:
-    """Of the chunks with these numbers in the indexes, those of generations that were current then."""
-    query = select(DocumentVersion, *_LIVE, VersionChunk)
-    query = _with_documents(query.join(VersionChunk, VersionChunk.version_id == DocumentVersion.id))
+def kept_rows(session: Session, numbers: Sequence[int], as_of: float) -> list[Row[Any]]:
+    """Of the chunks with these numbers in the indexes, those of generations that were current then: rows with the names of
+    a chunk and its document."""
     ids = [-number for number in numbers if number < 0]
-    rows = session.execute(query.where(VersionChunk.id.in_(ids), kept_then(as_of)))
-    return {row.VersionChunk.number: (row.VersionChunk, _kept(row)) for row in rows}
+    return list(session.execute(_kept(as_of, *_PLACED, *_AS_CHUNK).where(VersionChunk.id.in_(ids))))
 
 
-def _with_documents(query: Select[Any]) -> Select[Any]:
-    return query.outerjoin(Document, Document.id == DocumentVersion.document_id)
-
-
-def _kept(row: Row[Any]) -> Kept:
-    version: DocumentVersion = row.DocumentVersion
-    return Kept(
-        version_id=version.id,
-        id=version.document_id,
-        tenant_id=version.tenant_id,
-        corpus_id=version.corpus_id,
-        file_id=version.file_id,
-        path=version.path,
-        sha256=version.sha256,
-        access=version.access if row.live is None else row.live_access,
-        attributes=version.attributes,
-        codec=version.codec,
-        not_stored=version.not_stored,
-    )
+def _kept(as_of: float, *columns: Any) -> Any:
+    query = select((-VersionChunk.id).label("id"), *columns)
+    query = query.join(DocumentVersion, DocumentVersion.id == VersionChunk.version_id)
+    return query.outerjoin(Document, Document.id == DocumentVersion.document_id).where(kept_then(as_of))

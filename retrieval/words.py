@@ -1,8 +1,9 @@
 """Text as words, the same at index and at query time. The databases' own parsers are never asked.
 
-A word is a run of letters, digits and marks, after NFKC and case folding. Scripts written without spaces
-become character bigrams, and each run's last character besides: so a query of one character is a prefix query
-that finds it anywhere. A compound name (`parse_invoice`, `getUserName`) counts as itself and as its parts.
+A word is a run of letters, digits and marks, after NFKC and case folding and without accents. Scripts written without
+spaces become character bigrams, and each run's last character besides: so a query of one character is a prefix query
+that finds it anywhere. A compound name (`parse_invoice`, `getUserName`, `java.util.List`, `12.3`) counts as itself and
+as its parts.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import unicodedata
 from collections.abc import Iterator
 from functools import cache
 
-VERSION = "words-1"  # recorded with the index: change it with the rules
+VERSION = "words-2"  # recorded with the index: change it with the rules
 LONGEST = 80  # characters of a word that count
 MOST_QUERY_WORDS = 64
+DOT = "\u00b7"  # stands for the dots of a compound: no word has one, and it is no sign in a query's grammar
 # Han with extensions, kana, Hangul, Thai, Lao, Myanmar, Khmer.
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31bf"
@@ -22,6 +24,7 @@ UNSPACED = (
 )
 _COMPOUND = re.compile(r"[^_]_+[^_]|[a-z][A-Z]|[A-Z]{2}[a-z]")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W_a-zA-Z\d]+")
+_ACCENTS = dict.fromkeys(range(0x300, 0x370))  # of Latin, Greek and Cyrillic; in other scripts marks are letters
 
 
 def words(text: str) -> list[str]:
@@ -40,15 +43,30 @@ def query_words(text: str) -> list[tuple[str, bool]]:
 
 
 def _words(text: str, query: bool = False) -> Iterator[tuple[str, bool]]:
-    word, run = _patterns()
-    for match in word.finditer(unicodedata.normalize("NFKC", text)):
-        for piece in run.split(match[0]):
-            if not piece:
-                continue
-            if run.fullmatch(piece):
-                yield from _bigrams(piece, query)
-            else:
-                yield from ((part, False) for part in _compound(piece))
+    dotted, run = _patterns()
+    for match in dotted.finditer(_plain(text)):
+        pieces = match[0].split(".")
+        if len(pieces) > 1 and not run.search(match[0]):
+            yield match[0].replace(".", DOT).casefold()[:LONGEST], False
+        for piece in pieces:
+            yield from _of_piece(piece, run, query)
+
+
+def _of_piece(piece: str, run: re.Pattern[str], query: bool) -> Iterator[tuple[str, bool]]:
+    for part in run.split(piece):
+        if not part:
+            continue
+        if run.fullmatch(part):
+            yield from _bigrams(part, query)
+        else:
+            yield from ((word, False) for word in _compound(part))
+
+
+def _plain(text: str) -> str:
+    text = unicodedata.normalize("NFKC", text)
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).translate(_ACCENTS))
 
 
 def _bigrams(run: str, query: bool) -> Iterator[tuple[str, bool]]:
@@ -71,4 +89,5 @@ def _compound(word: str) -> Iterator[str]:
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Python's `\\w` lacks combining marks, without which Indic words fall apart."""
     marks = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.category(c)[0] == "M")
-    return re.compile(f"[\\w{marks}]+"), re.compile(f"([{UNSPACED}]+)")
+    word = f"[\\w{marks}]+"
+    return re.compile(f"{word}(?:\\.{word})*"), re.compile(f"([{UNSPACED}]+)")

@@ -52,7 +52,7 @@ app.add_typer(cli_webhooks.app, name="webhook")
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-    """Measure: `preread bench blend|ttft|storage|loads|ingest|s3|trace|plan|peers --help`."""
+    """Measure: `preread bench blend|ttft|storage|loads|ingest|s3|trace|plan|peers|search|retrieval --help`."""
     commands = importlib.import_module(BENCH).app
     commands([*(arguments or []), *context.args], prog_name="preread bench", standalone_mode=False)
 

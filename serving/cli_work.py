@@ -26,6 +26,7 @@ Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job to 
 def register(app: typer.Typer) -> None:
     app.command()(ingest)
     app.command()(sync)
+    app.command()(reindex)
 
 
 def ingest(
@@ -84,6 +85,19 @@ def sync(
     if job["status"] != "completed":
         end(job, as_json)
     changes(api, found["id"], job, as_json)
+
+
+def reindex(
+    corpus: Annotated[str, typer.Argument(help="Name or id of a corpus.")],
+    wait: Wait = True,
+    url: Url = None,
+    key_file: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Embed a corpus again after the embedding model was changed; its KV stays."""
+    api = connect(url, key_file)
+    job = api.post(f"/corpora/{find_corpus(api, corpus)['id']}/reindex", {})
+    _finish(api, {**job, "job_id": job["id"]}, wait, as_json)
 
 
 def listed(folder: Path) -> list[Entry]:

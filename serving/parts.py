@@ -24,7 +24,7 @@ from serving.storage_parts import StorageParts
 from storage.catalogue.facts import codecs_of
 from storage.catalogue.schema import Corpus, Document
 from storage.conditioning import Reading
-from storage.errors import UserError
+from storage.errors import FileError, UserError
 from storage.keys import group_secret, kv_key
 from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from precompute.queue import KVQueue
     from precompute.reader import Reader
     from retrieval.index import ChunkIndex
+    from retrieval.reranker import Reranker
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
     from serving.placement import Placement
@@ -103,6 +104,13 @@ class Wiring(StorageParts):
         from retrieval.embedder import SentenceEmbedder
 
         return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
+
+    @cached_property
+    def reranker(self) -> Reranker | None:
+        from retrieval.reranker import CrossEncoderReranker
+
+        s = self.settings
+        return CrossEncoderReranker(s.reranker, device=s.device, dtype=s.dtype) if s.reranker else None
 
     @cached_property
     def index(self) -> ChunkIndex:
@@ -172,6 +180,7 @@ class Wiring(StorageParts):
     def pipeline(self) -> Pipeline:
         from ingest.isolate import ParserPool
         from ingest.pipeline import Pipeline
+        from ingest.reindex import Reindexer
 
         parsers = ParserPool(PARSER_CHILDREN)
         self._closers.append(parsers.close)
@@ -187,6 +196,7 @@ class Wiring(StorageParts):
             identity=self._identity(),
             lease_seconds=self.settings.lease_seconds,
             decide=self._decide,
+            reindexer=Reindexer(self.catalogue, self.embedder, self.ingest_index),
         )
 
     def _cut(self, document: ParsedDocument) -> Sequence[Chunk]:
@@ -306,8 +316,9 @@ class Wiring(StorageParts):
             objects=self.objects,
             kv_store=self.kv_store,
             deleter=self.deleter,
-            retriever=Retriever(self.catalogue, self.index, self.embedder),
+            retriever=Retriever(self.catalogue, self.index, self.embedder, self.reranker),
             embedder=self.embedder,
+            reranker=self.reranker,
             engine=self.engine,
             done_hash=lambda *what: self.pipeline.done_hash(*what),
             ring=self.ring,
@@ -326,10 +337,23 @@ class _Swapped:
 
     def __init__(self, index: ChunkIndex) -> None:
         self._index = index
-        self.remove, self.copy = index.remove, index.copy
+        self.remove, self.copy, self.lacking = index.remove, index.copy, index.lacking
 
     def add(self, session: Any, corpus_id: str, rows: Any) -> None:
-        self._index.add(session, corpus_id, [(number, vector, text) for number, text, vector in rows])
+        try:
+            self._index.add(session, corpus_id, _swapped(rows))
+        except UserError as error:  # the corpus waits for a reindex
+            raise FileError(str(error), code="embedding_failed") from error
+
+    def stage(self, session: Any, corpus_id: str, rows: Any) -> None:
+        self._index.stage(session, corpus_id, _swapped(rows))
+
+    def flip(self, session: Any, corpus_id: str) -> bool:
+        return self._index.generations.flip(session, corpus_id, self._index)
+
+
+def _swapped(rows: Any) -> list[Any]:
+    return [(number, vector, text) for number, text, vector in rows]
 
 
 def model_folder(settings: Settings) -> Path:

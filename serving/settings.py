@@ -39,6 +39,7 @@ class Settings:
     # The reader model and the embedder: a folder, or "embedded".
     model: str = "embedded"
     embedder: str = "embedded"
+    reranker: str = ""  # a cross-encoder's folder; empty: searches are not reranked
     device: str = "cpu"
     dtype: str = "bfloat16"
     codec: str = ""  # how KV is written, by name; empty: `transform` in S3, where bytes are what costs, `raw` in a folder

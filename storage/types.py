@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
@@ -70,6 +71,14 @@ class Chunk:
     page_end: int | None = None
     line_start: int = 1
     line_end: int = 1
+
+
+def indexed_text(text: str, headings: Sequence[str], path: str) -> str:
+    """What a chunk is found by: its document's name and its heading path, as far as its text does not begin with them, and
+    its text."""
+    name = PurePosixPath(path).stem
+    above = [line for line in (name, *headings) if line and line not in text[: 2 * len(line) + 200]]
+    return "\n".join([" > ".join(above), text]) if above else text
 
 
 class TextTokenizer(Protocol):
@@ -246,3 +255,4 @@ class RetrievedChunk:
     codec: str | None = None  # with which its KV is stored; None: the reader's own
     not_stored: bool = False  # a policy rule keeps the document's KV out of the store
     attributes: dict[str, str | float | bool] = field(default_factory=dict)
+    ordinal: int = 0  # its place among its document's chunks

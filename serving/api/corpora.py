@@ -13,7 +13,7 @@ from ingest.sources import Entry
 from serving.api.access import Admin, Parts, Reader, Writer
 from serving.api.errors import BadParameter
 from serving.api.files import sent_name
-from serving.doors import batches, settings, sync
+from serving.doors import batches, reindex, settings, sync
 
 router = APIRouter(prefix="/v1/corpora/{corpus_id}", tags=["corpora"])
 MAX_FILES = 10_000
@@ -138,6 +138,11 @@ def sync_corpus(parts: Parts, who: Writer, corpus_id: str, body: SyncBody) -> di
 @router.get("/syncs/{sync_id}")
 def retrieve_sync(parts: Parts, who: Reader, corpus_id: str, sync_id: str) -> dict[str, Any]:
     return sync.show(parts, who, corpus_id, sync_id)
+
+
+@router.post("/reindex")
+def reindex_corpus(parts: Parts, who: Admin, corpus_id: str) -> dict[str, Any]:
+    return reindex.start(parts, who, corpus_id)
 
 
 @router.get("/source")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ingest.deletes import Deleter
 from ingest.sources.types import Reach
 from ingest.sync import DoneHash
+from retrieval.reranker import Reranker
 from retrieval.search import Retriever
 from serving.engine.types import Engine
 from serving.placement import Placement
@@ -50,3 +51,4 @@ class ApiParts:
     check_broker: Callable[[], None] = _well
     check_engine: Callable[[], None] = _well
     parent: ParentSite | None = None
+    reranker: Reranker | None = None

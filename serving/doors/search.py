@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from retrieval.neighbours import in_reading_order
 from serving.api.parts import ApiParts
 from serving.auth import Principal
 from serving.doors import corpora, files
@@ -24,7 +25,7 @@ def chunks(
     token_budget: int,
     as_of: float | None = None,
 ) -> tuple[RetrievedChunk, ...]:
-    """The best chunks for a prompt, best first."""
+    """The best chunks for a prompt, best first; what stands together in a document stands together here."""
     found = parts.retriever.search(
         tenant_id=who.tenant_id,
         corpus_ids=corpus_ids,
@@ -34,7 +35,7 @@ def chunks(
         principals=who.names,
         as_of=as_of,
     )
-    return tuple(found)
+    return tuple(in_reading_order(found))
 
 
 def still_there(parts: ApiParts, who: Principal, chunks: Sequence[RetrievedChunk]) -> frozenset[int]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+CLOSED = "access IS NOT NULL"
 # SQLite gives an alias of rowid only to a column declared exactly INTEGER.
 BigId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -54,6 +55,7 @@ class Corpus(Base):
     source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # {"type": a kind of ingest.sources, …}
     attributes: Mapped[dict[str, Any]]
     settings: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # emphasis, conditioning
+    index_generation: Mapped[str | None] = mapped_column(String(16))  # in which it is searched; None: nothing is indexed
     created_at: Mapped[float]
     last_active_at: Mapped[float]
     versions_from: Mapped[float | None]  # it can be queried as of any time since then; None: as of now alone
@@ -81,7 +83,11 @@ class Document(Base):
     """A file in a corpus. Its identity is its path there; `done_hash` is written only after success."""
 
     __tablename__ = "document"
-    __table_args__ = (UniqueConstraint("corpus_id", "path"), Index("document_file", "file_id"))
+    __table_args__ = (
+        UniqueConstraint("corpus_id", "path"),
+        Index("document_file", "file_id"),
+        Index("document_closed", "corpus_id", sqlite_where=text(CLOSED), postgresql_where=text(CLOSED)),
+    )
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # doc-…
     corpus_id: Mapped[str] = mapped_column(ForeignKey("corpus.id"))
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
@@ -151,6 +157,15 @@ class VersionChunk(Base):
     def number(self) -> int:
         """Its id in the indexes."""
         return -self.id
+
+
+class IndexGeneration(Base):
+    """The tables of the indexes that one embedding model and one set of rules for words have filled."""
+
+    __tablename__ = "index_generation"
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    embedding: Mapped[str] = mapped_column(Text)
+    words: Mapped[str] = mapped_column(String(32))
 
 
 class ChunkRow(Base):
@@ -237,7 +252,7 @@ class JobFile(Base):
         UniqueConstraint("job_id", "path"),
         Index("job_file_queue", "status", "lease_expires"),
         # All that a claim looks at, so that its work does not grow with a job's files that are done.
-        Index("job_file_turn", "job_id", "status", "id", "lease_expires", "file_id"),
+        Index("job_file_turn", "job_id", "status", "id", "lease_expires", "file_id", "action"),
     )
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("job.id"))

@@ -22,7 +22,7 @@ from sqlalchemy import func, select, text
 from wire import Wire
 
 from serving.local_broker import LocalBroker
-from storage.catalogue.schema import ChunkRow, Document, Job, JobFile, KVObject
+from storage.catalogue.schema import ChunkRow, Document, IndexGeneration, Job, JobFile, KVObject
 from storage.errors import FILE_ERROR_CODES
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -144,7 +144,9 @@ def check_rows(site: Site) -> None:
         documents = {row.id: row for row in session.scalars(select(Document))}
         chunks = session.execute(select(ChunkRow.document_id, ChunkRow.ordinal, ChunkRow.kv_key)).all()
         kv = {row.key: row.status for row in session.scalars(select(KVObject))}
-        vectors, lexical = (session.scalar(text(f"SELECT count(*) FROM {t}")) for t in ("index_vector", "index_words"))
+        [generation] = session.scalars(select(IndexGeneration.name))
+        tables = [f"index_{kind}_{generation}" for kind in ("vector", "words")]
+        vectors, lexical = (session.scalar(text(f"SELECT count(*) FROM {table}")) for table in tables)
     catalogue.close()
     assert len(jobs) >= JOBS
     assert Counter(job.status for job in jobs).keys() <= {"completed", "completed_with_errors", "failed"}

@@ -16,7 +16,7 @@ from fixtures_work import Work
 from kill_kit import JOBS, LOOPS, files_of
 from sqlalchemy import func, select, text
 
-from storage.catalogue.schema import ChunkRow, Document, Job, JobFile, KVObject
+from storage.catalogue.schema import ChunkRow, Document, IndexGeneration, Job, JobFile, KVObject
 
 KILLS = 25
 SEEDS = [20261130] if "KILL_SEEDS" not in os.environ else [int(seed) for seed in os.environ["KILL_SEEDS"].split(",")]
@@ -86,7 +86,9 @@ def _check(work: Work, corpus_id: str) -> None:
         chunks = session.execute(select(Document.path, ChunkRow.ordinal, ChunkRow.text).join(Document)).all()
         kv = Counter(session.scalars(select(KVObject.status)))
         keys = set(session.scalars(select(ChunkRow.kv_key)))
-        indexes = [session.scalar(text(f"SELECT count(*) FROM {table}")) for table in ("index_vector", "index_words")]
+        [generation] = session.scalars(select(IndexGeneration.name))
+        tables = [f"index_{kind}_{generation}" for kind in ("vector", "words")]
+        indexes = [session.scalar(text(f"SELECT count(*) FROM {table}")) for table in tables]
     assert {job.status for job in jobs.values()} <= {"completed", "completed_with_errors", "failed"}
     assert set(kv) == {"done"}
     assert {name.rsplit("/", 1)[1] for name in work.objects.list("kv/")} == keys

@@ -155,8 +155,9 @@ def test_an_explicit_delete_takes_all_kept_generations_at_once(work: Work, how: 
         for moment in moments:
             assert all(text.startswith("no limit") for text in found(work, corpus, moment))
     with work.catalogue.read() as session:
-        vectors = session.scalar(text("SELECT count(*) FROM index_vector"))
-        indexed = session.scalar(text("SELECT count(*) FROM index_words"))
+        generation = work.index.real.generations.name
+        vectors = session.scalar(text(f"SELECT count(*) FROM index_vector_{generation}"))
+        indexed = session.scalar(text(f"SELECT count(*) FROM index_words_{generation}"))
     assert vectors == indexed == work.count(ChunkRow) + work.count(VersionChunk)
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_library import HashedWords, Library
-from sqlalchemy import select, text
+from sqlalchemy import delete, select, text
 
-from retrieval.index import open_index
+from retrieval import impacts
+from retrieval.index import ChunkIndex, open_index
+from retrieval.search import Retriever
 from storage.catalogue.schema import ChunkRow
 from storage.errors import UserError
 
@@ -112,7 +114,15 @@ def test_hostile_text_is_indexed_and_found(library: Library) -> None:
         ("Die Straße ist Maß", ["STRASSE", "mass"]),
         ("नियम की अवधि", ["अवधि"]),
         ("call parse_invoice or getUserName", ["invoice", "parse_invoice", "USER name", "getusername"]),
-        ("cafe\u0301", ["café"]),
+        ("cafe\u0301", ["café", "cafe", "CAFÉ"]),
+        ("Ελευθερία", ["ελευθερια"]),
+        ("Die Prüfung naïver Garçons", ["prufung", "NAIVER", "garcon garcons"]),
+        ("甲方应当在30天内支付API费用", ["支付", "API费用", "费", "api", "应当支付"]),
+        ("『契約期間』は、３年とする。", ["契約期間", "契約の期間", "3年"]),
+        ("한국어 계약서 v2.1 조항", ["계약서", "v2.1", "조"]),
+        ("see § 12.3 and § 4", ["§ 12.3", "12.3"]),
+        ("import java.util.ArrayList; os.path.join(a)", ["java.util.ArrayList", "arraylist", "array", "os.path.join"]),
+        ("HTTPServerError_v2 raised by parseXMLFile", ["http server", "parse_xml XML", "httpservererror_v2"]),
     ],
 )
 def test_words_of_many_scripts_are_found(library: Library, content: str, queries: list[str]) -> None:
@@ -120,6 +130,35 @@ def test_words_of_many_scripts_are_found(library: Library, content: str, queries
     library.put("vs_1", "noise", "something else, 別物")
     for query in queries:
         assert library.find(query, mode="lexical") == ["doc"], query
+
+
+def test_a_section_number_is_found_before_its_digits(library: Library) -> None:
+    library.put("vs_1", "other", "clause 12 and clause 3, of 12 pages and 3 annexes")
+    library.put("vs_1", "wanted", "as said in 12.3 above, and again in the annexes of the whole of this long document")
+    library.put("vs_1", "near", "12.4 and 11.3")
+    assert library.find("§ 12.3", mode="lexical")[0] == "wanted"
+
+
+def test_more_of_a_word_in_less_text_ranks_higher(library: Library) -> None:
+    filler = " ".join(f"w{number}" for number in range(150))
+    library.put("vs_1", "once", f"indemnity {filler}")
+    library.put("vs_1", "often", f"indemnity indemnity indemnity indemnity {filler}")
+    library.put("vs_1", "short", "indemnity indemnity indemnity")
+    assert library.find("indemnity", mode="lexical") == ["short", "often", "once"]
+
+
+def test_a_word_of_half_the_corpus_is_not_read_to_its_end_and_the_rare_one_decides(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(impacts, "MOST_POSTINGS", 20)
+    for number in range(60):
+        library.put("vs_1", f"n{number}", f"the policy of the house number {number}")
+    library.put("vs_1", "rare", "the indemnity of the house, and a policy")
+    assert library.find("the policy of indemnity", mode="lexical")[0] == "rare"
+    # All words are frequent: what holds all of them is found.
+    library.put("vs_1", "about", "garden policy of the house")
+    library.put("vs_1", "garden", *[f"a garden {number}" for number in range(30)])
+    assert library.find("garden policy", mode="lexical")[0] == "about"
 
 
 def test_a_rare_word_weighs_more_than_frequent_ones(library: Library) -> None:
@@ -152,35 +191,73 @@ def test_dense_search_is_exact(library: Library) -> None:
             assert [score for _, score in found] == pytest.approx(np.sort(scores)[::-1][:20], abs=1e-5)
 
 
-def test_another_embedder_is_refused_until_a_reindex(library: Library) -> None:
-    library.put("vs_1", "doc", "kiwi")
+def other_index(library: Library) -> tuple[HashedWords, ChunkIndex]:
     other = HashedWords("hashed@2")
     other.dimensions = 32
     index = open_index(library.catalogue, other)
-    with pytest.raises(UserError, match="reindex"):
-        index.ensure()
-    with library.catalogue.write() as session, pytest.raises(UserError, match="hashed@1"):
+    index.ensure()
+    return other, index
+
+
+def test_another_embedder_is_refused_until_a_reindex(library: Library) -> None:
+    library.put("vs_1", "doc", "kiwi")
+    other, index = other_index(library)
+    with library.catalogue.write() as session, pytest.raises(UserError, match="preread reindex vs_1"):
         index.add(session, "vs_1", [(99, other.embed(["kiwi"])[0], "kiwi")])
-    with library.catalogue.read() as session, pytest.raises(UserError, match="hashed@1"):
-        index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 1)
+    with pytest.raises(UserError, match="hashed@1") as refused:
+        Retriever(library.catalogue, index, other).search(tenant_id="t1", corpus_ids=["vs_1"], query="kiwi", top_k=1)
+    assert refused.value.code == "reindex_required"
     assert library.find("kiwi") == ["doc"]
 
 
-def test_a_reindex_replaces_all_at_once_and_shuts_out_the_old_embedder(library: Library) -> None:
-    library.put("vs_1", "doc", "kiwi")
-    other = HashedWords("hashed@2")
-    other.dimensions = 32
-    index = open_index(library.catalogue, other)
+def test_a_generation_that_is_being_filled_is_seen_by_nobody_and_is_flipped_whole(library: Library) -> None:
+    first, second = library.put("vs_1", "doc", "kiwi", "fig")
+    library.corpus("vs_2")
+    library.put("vs_2", "other", "kiwi of another corpus")
+    other, index = other_index(library)
+    rows = [(first, other.embed(["kiwi"])[0], "kiwi"), (second, other.embed(["fig"])[0], "fig")]
+    retriever = Retriever(library.catalogue, index, other)
+    search = {"tenant_id": "t1", "corpus_ids": ["vs_1"], "query": "kiwi", "top_k": 5}
     with library.catalogue.write() as session:
-        index.reset(session)
-        rows = session.execute(select(ChunkRow.id, ChunkRow.text)).all()
-        index.add(session, "vs_1", [(id_, other.embed([content])[0], content) for id_, content in rows])
-        assert library.find("kiwi") == ["doc"]  # readers are not held up meanwhile
-    index.ensure()
-    with library.catalogue.read() as session:
-        assert len(index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 5)) == 1
+        index.stage(session, "vs_1", rows[:1])
+        assert index.lacking(session, "vs_1") == [second]
+        assert not index.generations.flip(session, "vs_1", index)
+    assert [chunk.text for chunk in library.retriever.search(**search)] == ["kiwi", "fig"]
+    with pytest.raises(UserError, match="reindex"):
+        retriever.search(**search)
+    with library.catalogue.write() as session:
+        index.stage(session, "vs_1", rows[1:])
+        assert index.generations.flip(session, "vs_1", index)
+        assert library.find("kiwi") == ["doc", "doc"]  # readers are not held up meanwhile
+    assert [chunk.text for chunk in retriever.search(**search)] == ["kiwi", "fig"]
     with pytest.raises(UserError, match="reindex"):
         library.find("kiwi")
+    with library.catalogue.read() as session:
+        vector = library.embedder.embed(["kiwi"])[0]
+        assert library.index.dense(session, ["vs_1"], vector, 5) == []  # nothing of it is left behind
+    assert library.find("kiwi", "vs_2") == ["other"]
+
+
+def test_an_index_of_an_earlier_version_asks_for_a_reindex(library: Library) -> None:
+    library.put("vs_1", "doc", "kiwi")
+    with library.catalogue.write() as session:
+        session.execute(text("UPDATE corpus SET index_generation = 'before'"))  # as the migration leaves it
+    with pytest.raises(UserError, match=r"by an earlier version.*preread reindex vs_1"):
+        library.find("kiwi")
+
+
+def test_a_deleted_chunk_leaves_a_generation_that_is_being_filled_too(library: Library) -> None:
+    first, second = library.put("vs_1", "doc", "kiwi", "fig")
+    other, index = other_index(library)
+    with library.catalogue.write() as session:
+        index.stage(session, "vs_1", [(i, other.embed([t])[0], t) for i, t in ((first, "kiwi"), (second, "fig"))])
+    with library.catalogue.write() as session:
+        library.index.remove(session, [first])
+        session.execute(delete(ChunkRow).where(ChunkRow.id == first))
+        assert index.generations.flip(session, "vs_1", index)
+    with library.catalogue.read() as session:
+        assert [id_ for id_, _ in index.dense(session, ["vs_1"], other.embed(["kiwi"])[0], 5)] == [second]
+        assert index.lexical(session, ["vs_1"], "kiwi", 5) == []
 
 
 def test_ensuring_again_keeps_what_is_there(library: Library) -> None:

@@ -79,6 +79,8 @@ def test_the_final_list_goes_by_the_rows_not_by_the_index(library, mode: str) ->
 
 def test_the_index_is_not_even_asked_about_another_tenants_corpus(library) -> None:
     library.corpus("vs_other", "t2")
+    library.put("vs_1", "mine", "zebra")
+    library.put("vs_other", "theirs", "zebra")
     asked: list[list[str]] = []
 
     class Spy:

@@ -17,7 +17,7 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     op.add_column("job_file", sa.Column("sha256", sa.String(length=64), nullable=True))
     op.create_index("ix_job_file_sha256", "job_file", ["sha256"])
-    op.create_index("job_file_turn", "job_file", ["job_id", "status", "id", "lease_expires", "file_id"])
+    op.create_index("job_file_turn", "job_file", ["job_id", "status", "id", "lease_expires", "file_id", "action"])
     op.drop_index("ix_kv_object_job_id", "kv_object")
     op.create_index("kv_job", "kv_object", ["job_id", "status"])
     op.create_index("kv_turn", "kv_object", ["status", "tenant_id", "created_at"])

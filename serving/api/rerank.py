@@ -1,0 +1,48 @@
+"""POST /v1/rerank, in the shape of Jina and Cohere that vLLM serves."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from retrieval.reranker import CosineReranker
+from serving.api.access import Parts, Reader
+
+router = APIRouter(prefix="/v1/rerank", tags=["rerank"])
+MAX_TEXTS = 1000
+
+
+class TextDocument(BaseModel):
+    text: str
+
+
+class RerankBody(BaseModel):
+    model: str = ""
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_TEXTS)]
+    top_n: Annotated[int, Field(ge=0)] = 0  # 0: all
+    return_documents: bool = True
+
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+@router.post("")
+def rerank(parts: Parts, who: Reader, body: RerankBody) -> dict[str, Any]:
+    """`model` in the answer says what has ranked: without a reranker it is the embedder's cosine."""
+    reranker = parts.reranker or CosineReranker(parts.embedder)
+    texts = body.texts()
+    scores = reranker.scores(body.query, texts)
+    order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n or None]
+    shown = {i: {"document": {"text": texts[i]}} if body.return_documents else {} for i in order}
+    results = [{"index": i, "relevance_score": scores[i], **shown[i]} for i in order]
+    tokens = sum(parts.embedder.count_tokens(text) for text in (body.query, *texts))
+    return {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": reranker.name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "results": results,
+    }
