@@ -226,6 +226,8 @@ def retry(session: Session, job_id: str, only: str = "failed") -> Job:
     job = session.get(Job, job_id)
     if job is None or job.status in ACTIVE:
         raise UserError("only a job that has ended can be retried")
+    if only == "failed" and job.status == "completed":
+        raise UserError("nothing to retry: no file of this job failed")
     request = {**job.request, "retry_of": job.id}
     if job.type == "sync" and not job.request.get("manifest"):  # its source says what is still to do
         return create_job(

@@ -12,6 +12,7 @@ import typer
 from serving import (
     cli_ask,
     cli_demo,
+    cli_documents,
     cli_jobs,
     cli_keys,
     cli_plan,
@@ -39,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for room in (cli_server, cli_work, cli_ask, cli_jobs, cli_plan, cli_demo):
+for room in (cli_server, cli_work, cli_ask, cli_documents, cli_jobs, cli_plan, cli_demo):
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
 app.add_typer(cli_policy.app, name="policy")
@@ -52,7 +53,7 @@ app.add_typer(cli_webhooks.app, name="webhook")
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-    """Measure: `preread bench blend|ttft|storage|loads|ingest|s3|trace|plan|peers|search|retrieval --help`."""
+    """Measure: `preread bench blend|ttft|storage|loads|ingest|parse|s3|trace|plan|peers|search|retrieval --help`."""
     commands = importlib.import_module(BENCH).app
     commands([*(arguments or []), *context.args], prog_name="preread bench", standalone_mode=False)
 

@@ -52,6 +52,22 @@ def test_a_single_file_goes_in_by_its_name(running: Running) -> None:
     assert "1 (1 computed, 0 reused)" in told
 
 
+def test_documents_are_listed_and_deleted_with_a_receipt(running: Running) -> None:
+    folder = running.data.parent / "leaving"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.md").write_text(f"# {name}\n\nThe {name} leaves at noon.")
+    running.shell.run("ingest", str(folder))
+    assert sorted(row["path"] for row in running.shell.json("documents", "leaving")) == ["one.md", "two.md"]
+    assert "one.md" in running.shell.run("documents", "leaving").stdout
+    receipt = running.shell.json("delete", "leaving", "one.md")["receipt"]
+    assert (receipt["documents"], receipt["chunks"]) == (1, 1)
+    assert "one.md" in running.shell.run("delete", "leaving", "one.md", code=2).stderr
+    assert [row["path"] for row in running.shell.json("documents", "leaving")] == ["two.md"]
+    assert "1 documents" in running.shell.run("delete", "leaving", "--yes").stdout
+    assert "leaving" in running.shell.run("documents", "leaving", code=2).stderr
+
+
 def test_a_corpus_follows_its_source(running: Running) -> None:
     (running.sources / "one.md").write_text("# One\n\nThe first.")
     job = running.shell.json("sync", "followed", "--source", str(running.sources))
