@@ -7,7 +7,7 @@ import time
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ingest.job_view import errors_of, live_progress
+from ingest.job_view import errors_of, live_progress, warnings_of
 from storage.catalogue.schema import ChunkRow, Job, JobFile, KVObject
 
 OWED = ("pending", "leased")
@@ -40,7 +40,8 @@ def end_job(session: Session, job: Job, *, cancelled: bool) -> None:
         job.status = "completed_with_errors" if errors else "completed"
     job.finished_at = time.time()
     job.stage = "commit" if job.status.startswith("completed") else job.stage
-    final = {"progress": {**live_progress(session, job), "eta_seconds": 0.0}, "errors": errors}
+    progress = {**live_progress(session, job), "eta_seconds": 0.0}
+    final = {"progress": progress, "errors": errors, "warnings": warnings_of(session, job)}
     job.result = {**job.result, "final": final}
 
 

@@ -20,12 +20,12 @@ _STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
 
 
 def view(session: Session, job: Job) -> dict[str, Any]:
-    """The job object of the API. `errors` and `progress` of a job that has ended never change."""
+    """The job object of the API. What it says of a job that has ended never changes."""
     final = job.result.get("final")
     if final is not None:
-        progress, errors = final["progress"], final["errors"]
+        progress, errors, warnings = final["progress"], final["errors"], final.get("warnings", [])
     else:
-        progress, errors = live_progress(session, job), errors_of(session, job)
+        progress, errors, warnings = live_progress(session, job), errors_of(session, job), warnings_of(session, job)
     return {
         "id": job.id,
         "object": "job",
@@ -41,7 +41,15 @@ def view(session: Session, job: Job) -> dict[str, Any]:
         "stage": job.stage,
         "progress": progress,
         "errors": errors,
+        "warnings": warnings,
     }
+
+
+def warnings_of(session: Session, job: Job) -> list[dict[str, Any]]:
+    """What files that were read could not give, such as pages without text; MOST_ERRORS at most."""
+    said = JobFile.error_code.is_(None), JobFile.error_message.is_not(None)
+    rows = session.scalars(select(JobFile).where(JobFile.job_id == job.id, *said).order_by(JobFile.id).limit(MOST_ERRORS))
+    return [{"file_id": row.file_id, "filename": row.path, "message": row.error_message} for row in rows]
 
 
 def errors_of(session: Session, job: Job) -> list[dict[str, Any]]:

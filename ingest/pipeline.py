@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import structlog
 from sqlalchemy import select
@@ -23,16 +24,17 @@ from ingest.deletes import delete_documents
 from ingest.expand import Unpacked, commit_members, members, unpack
 from ingest.files import drop_source_files, open_file
 from ingest.jobs import advance, lock_job, mark_cancelled, settle
+from ingest.languages import suffix_of
 from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
 from ingest.purge import release, try_sweep
 from ingest.reindex import Reindexer
 from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
+from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
 from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable
 from storage.policy.types import Decision
-from storage.types import Chunk, ObjectStore, TextEmbedder, indexed_text
+from storage.types import Chunk, ObjectStore, TextEmbedder, embedded_text, indexed_text
 
 log = structlog.get_logger()
 EMBED_BATCH = 32
@@ -124,7 +126,7 @@ class Pipeline:
         elif work.row.action == "delete":
             self._delete(lease)
         elif work.row.action == "rename":
-            self._rename(lease)
+            self._rename(lease, hold)
         else:
             self._upsert(lease, work, hold)
 
@@ -166,9 +168,8 @@ class Pipeline:
     def done_hash(self, sha256: str, path: str, conditioning: str) -> str:
         """What a document's chunks depend on: its content, its name (which chooses the parser), what its corpus is
         conditioned on, and our versions."""
-        suffix = path.rsplit("/", 1)[-1].rpartition(".")[2].lower()
         of_corpus = [conditioning, WINDOW_TOKENS] if conditioning != "none" else []
-        return hashlib.sha256(json.dumps([sha256, suffix, self.identity, *of_corpus]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([sha256, suffix_of(path), self.identity, *of_corpus]).encode()).hexdigest()
 
     def _keep(self, lease: FileLease, file: File, done_hash: str) -> bool:
         """End the file without any work if its document is up to date, whatever else happened since it was
@@ -218,12 +219,12 @@ class Pipeline:
         with self.catalogue.write() as session:
             advance(session, lease.job_id, stage)
 
-    def _embed(self, chunks: Sequence[Chunk], path: str, hold: Hold) -> list[list[float] | None]:
+    def _embed(self, chunks: Sequence[Chunk | ChunkRow], path: str, hold: Hold) -> list[list[float] | None]:
         vectors: list[list[float] | None] = []
         for start in range(0, len(chunks), EMBED_BATCH):
             hold.check()
             some = chunks[start : start + EMBED_BATCH]
-            vectors += self._embed_batch([indexed_text(chunk.text, chunk.headings, path) for chunk in some])
+            vectors += self._embed_batch([embedded_text(self.embedder, c.text, c.headings, path) for c in some])
         return vectors
 
     def _embed_batch(self, texts: Sequence[str]) -> list[list[float] | None]:
@@ -254,8 +255,9 @@ class Pipeline:
             finish(session, row, "done")
         self._clean_up(lease.tenant_id, [old_file] if old_file != file.id else [])
 
-    def _rename(self, lease: FileLease) -> None:
-        """Move a document to its new path; its chunks stay as they are."""
+    def _rename(self, lease: FileLease, hold: Hold) -> None:
+        """Move a document to its new path; its chunks and their KV stay as they are, and are found by the new name."""
+        named = self._named_anew(lease, hold)
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
             taken = select(Document.id).where(
@@ -267,8 +269,32 @@ class Pipeline:
             for member in members(session, document.corpus_id, old_path):
                 member.path = row.path + member.path.removeprefix(old_path)
             document.path = row.path
+            self._index_anew(session, document, named)
             finish(session, row, "done")
             settle(session, lease.job_id)
+
+    def _named_anew(self, lease: FileLease, hold: Hold) -> list[tuple[int, str, list[float]]]:
+        """The document's chunks as the index has them under its new name; none if the name stays."""
+        with self.catalogue.read() as session:
+            row = session.get_one(JobFile, lease.job_file_id)
+            document = session.get(Document, row.document_id)
+            if document is None or PurePosixPath(document.path).stem == PurePosixPath(row.path).stem:
+                return []
+            query = select(ChunkRow).where(ChunkRow.document_id == document.id).order_by(ChunkRow.ordinal)
+            chunks = session.scalars(query).all()
+        vectors = self._embed(chunks, row.path, hold)
+        texts = [indexed_text(chunk.text, chunk.headings, row.path) for chunk in chunks]
+        return [(c.id, t, v) for c, t, v in zip(chunks, texts, vectors, strict=True) if v is not None]
+
+    def _index_anew(self, session: Session, document: Document, rows: list[tuple[int, str, list[float]]]) -> None:
+        try:
+            self.index.add(session, document.corpus_id, [])
+        except FileError:  # the corpus waits for a reindex, which will see the new name
+            return
+        held = set(session.scalars(select(ChunkRow.id).where(ChunkRow.document_id == document.id)))
+        rows = [row for row in rows if row[0] in held]
+        self.index.remove(session, [row[0] for row in rows])
+        self.index.add(session, document.corpus_id, rows)
 
     def _delete(self, lease: FileLease) -> None:
         with self.catalogue.write() as session:

@@ -20,7 +20,7 @@ from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentVersion, Job, JobFile, VersionChunk
 from storage.catalogue.versions import past_of
 from storage.errors import Cancelled, FileError
-from storage.types import TextEmbedder, indexed_text
+from storage.types import TextEmbedder, embedded_text, indexed_text
 
 ACTION = "reindex"
 BATCH = 32
@@ -113,7 +113,8 @@ class Reindexer:
         with self.catalogue.read() as session:
             read = session.execute(chunks).all()
         texts = [indexed_text(row.text, row.headings, row.path) for row in read]
-        vectors = self.embedder.embed(texts) if texts else []
+        seen = [embedded_text(self.embedder, row.text, row.headings, row.path) for row in read]
+        vectors = self.embedder.embed(seen) if seen else []
         with self.catalogue.write() as session:
             owned(session, lease)
             # What was deleted meanwhile stays deleted; a database may have given its id to another chunk.

@@ -86,6 +86,7 @@ def summary(job: dict[str, Any]) -> str:
     lines += [f"  {e['filename'] or 'job'}: {e['code']}: {e['message']}" for e in errors[:ERRORS_SHOWN]]
     if len(errors) > ERRORS_SHOWN:
         lines.append(f"  and {len(errors) - ERRORS_SHOWN} more: preread jobs {job['id']} --json")
+    lines += [f"  {w['filename']}: {w['message']}" for w in job["warnings"][:ERRORS_SHOWN]]
     return "\n".join(lines)
 
 

@@ -81,6 +81,14 @@ def indexed_text(text: str, headings: Sequence[str], path: str) -> str:
     return "\n".join([" > ".join(above), text]) if above else text
 
 
+def embedded_text(embedder: TextEmbedder, text: str, headings: Sequence[str], path: str) -> str:
+    """What a chunk's vector is of: as `indexed_text`, but for headings, and the name, that would push text over the limit."""
+    for above in (headings, ()):
+        if embedder.count_tokens(whole := indexed_text(text, above, path)) <= embedder.max_tokens:
+            return whole
+    return text
+
+
 class TextTokenizer(Protocol):
     """The reader model's tokenizer as the chunker needs it: document text in, ids out, no special ids ever."""
 

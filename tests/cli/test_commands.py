@@ -76,13 +76,13 @@ def test_a_stream_is_heard_out() -> None:
             "choices": [{"delta": {}, "finish_reason": "stop"}],
             "preread": {"tokens_reused": 90, "tokens_recomputed": 4, "tokens_computed": 6},
             "citations": [
-                {"n": 1, "cited": True, "filename": "a.pdf", "page_start": 3, "headings": ["X", "Y"]},
-                {"n": 2, "cited": False, "filename": "b.md", "page_start": None, "headings": []},
+                {"n": 1, "cited": True, "filename": "a.pdf", "page_start": 3, "page_end": 4, "headings": ["X", "Y"]},
+                {"n": 2, "cited": False, "filename": "b.md", "page_start": None, "page_end": None, "headings": []},
             ],
         },
     ]
     texts = [answered.take(0.1 * n, json.loads(json.dumps(event))) for n, event in enumerate(events)]
     assert "".join(texts) == answered.text == "Nine [1]."
     assert answered.first_token_s == pytest.approx(0.1)
-    assert sources(answered) == "  [1] a.pdf, page 3 (X > Y)"
+    assert sources(answered) == "  [1] a.pdf, pages 3-4 (X > Y)"
     assert "90 reused, 4 recomputed, 6 computed" in cost(answered)

@@ -35,7 +35,7 @@ def test_the_job_object_has_every_field(work: Work) -> None:
     shown = work.view(work.ingest(work.corpus(), {"a.txt": "one"}))
     assert set(shown) == set(
         "id object type status corpus_id created_at started_at last_heartbeat_at finished_at attempt "
-        "max_attempts stage progress errors".split()
+        "max_attempts stage progress errors warnings".split()
     )
     assert set(shown["progress"]) == set(
         "files_total files_done files_failed files_unchanged chunks_total chunks_reused chunks_computed "

@@ -6,8 +6,10 @@ import io
 
 import pypdf
 import pytest
+from fixtures_work import Work
 from fpdf import FPDF
 
+from ingest.isolate import ParserPool
 from ingest.parsers import parse
 from ingest.parsers.pdf import PdfParser
 from storage.errors import FileError
@@ -104,6 +106,24 @@ def test_a_mixed_pdf_is_read_and_names_the_page_without_text() -> None:
     assert len(document.warnings) == 1
     assert "Page 2" in document.warnings[0]
     assert [a.page for a in document.anchors if a.start <= document.text.index("Three")][-1] == 3
+
+
+def test_a_job_says_what_a_file_that_was_read_could_not_give(work: Work) -> None:
+    mixed, pictures = FPDF(), FPDF()
+    text_page(mixed, "One", BODY)
+    picture_page(mixed)
+    picture_page(pictures)
+    corpus = work.corpus()
+    with ParserPool() as pool:
+        work.parser = pool  # type: ignore[assignment]
+        jobs = [work.ingest(corpus, {name: written(pdf)}) for name, pdf in (("mixed.pdf", mixed), ("scan.pdf", pictures))]
+        work.compute_kv()
+    first, second = map(work.view, jobs)
+    assert (first["status"], first["errors"]) == ("completed", [])
+    [warning] = first["warnings"]
+    assert warning["filename"] == "mixed.pdf"
+    assert "Page 2" in warning["message"]
+    assert (second["status"], [error["code"] for error in second["errors"]]) == ("failed", ["ocr_required"])
 
 
 def test_the_same_paragraph_on_two_pages_keeps_two_places() -> None:

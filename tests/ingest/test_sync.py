@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_work import Work, paragraphs
+from fixtures_work import WordEmbedder, Work, paragraphs
 from sqlalchemy import update
 
 from ingest.files import store_file
@@ -17,6 +17,7 @@ from ingest.planner import SourcePlanner
 from ingest.sources import Asker, Entry, Reach, open_source
 from ingest.sync import offer, queue_reindex, queue_sync, sync_manifest
 from ingest.ticker import expire_uploads
+from retrieval.search import Retriever
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile, KVObject
 from storage.errors import StorageUnavailable, UserError
 
@@ -99,6 +100,28 @@ def test_a_rename_costs_nothing(work: Work) -> None:
     assert work.parser.parsed == parsed
     assert work.count(KVObject, KVObject.status != "done") == 0
     assert work.deleted == []
+    again = sync(work, corpus, {"moved/c.txt": paragraphs(3), "b.txt": "other"}, dry_run=True)
+    assert (again["modified"], again["unchanged_count"]) == ([], 2)
+
+
+def test_a_renamed_document_is_found_by_its_new_name(work: Work) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"fiverr.txt": paragraphs(3), "b.txt": "other"})
+    sync(work, corpus, {"groupon.txt": paragraphs(3), "b.txt": "other"})
+    work.worker().drain()
+    retriever = Retriever(work.catalogue, work.index.real, WordEmbedder())
+    ask = {"tenant_id": "t1", "corpus_ids": [corpus.id], "top_k": 50, "mode": "lexical"}
+    assert retriever.search(**ask, query="fiverr") == []
+    assert len(retriever.search(**ask, query="groupon")) == len(work.chunks(corpus, "groupon.txt")) > 0
+
+
+@pytest.mark.parametrize("name", ["Makefile", ".env", "LICENSE"])
+def test_a_renamed_file_without_a_suffix_is_unchanged_at_the_next_sync(work: Work, name: str) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"README": paragraphs(2), "b.txt": "other"})
+    sync(work, corpus, {name: paragraphs(2), "b.txt": "other"})
+    work.worker().drain()
+    assert sync(work, corpus, {name: paragraphs(2), "b.txt": "other"}, dry_run=True)["unchanged_count"] == 2
 
 
 def test_a_new_suffix_is_no_rename(work: Work) -> None:

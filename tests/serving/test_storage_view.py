@@ -52,7 +52,7 @@ def test_it_says_what_lies_where_why_and_what_it_costs_and_saves(ruled: Site) ->
     found = storage(ruled)["terms"]
     with ruled.parts.catalogue.read() as session:
         objects = session.scalar(select(func.count()).select_from(KVObject).where(KVObject.status == "done"))
-    assert found["tiers"] == {"object": {"chunks": objects, "bytes": 10 * objects, "pinned": 0}}, "ten bytes each, copies once"
+    assert found["tiers"]["object"] == {"chunks": objects, "bytes": 10 * objects, "pinned": 0}, "ten bytes each, copies once"
     assert found["rules"]["pin"] == {"hot": 3}
     assert found["rules"]["replicate"] == {"hot": 3}
     assert found["rules"]["store"] == {"secret": 1, "default": 2}
