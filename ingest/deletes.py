@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from ingest import versions
@@ -160,7 +160,7 @@ def delete_documents(
 
     Work that still waits for them is cancelled; work that runs finds no document to commit to."""
     receipt = dict.fromkeys(KINDS, 0)
-    ids = _with_members(session, ids)
+    named, ids = ids, _with_members(session, ids)
     of_these = JobFile.document_id.in_(ids)
     waiting = select(JobFile.id).where(of_these, JobFile.status == "pending", JobFile.action == "upsert")
     jobs = sorted(set(session.scalars(waiting.with_only_columns(JobFile.job_id))))
@@ -172,7 +172,8 @@ def delete_documents(
     if keep:
         _keep_last(session, index, ids)
     else:
-        gone = versions.forget(session, index, versions.of_documents(session, ids, SEPARATOR))
+        kept = or_(DocumentVersion.document_id.in_(ids), versions.of_documents(session, named, SEPARATOR))
+        gone = versions.forget(session, index, kept)
     keys = drop_chunks(session, index, ids) | gone.keys
     receipt["kv_objects"], receipt["kv_kept"] = release(session, keys)
     receipt["chunks"] = receipt["vectors"] = receipt["lexical"] = chunks + gone.chunks
@@ -191,6 +192,9 @@ def _keep_last(session: Session, index: SearchIndex, ids: Sequence[str]) -> None
     now = time.time()
     for document in session.scalars(select(Document).where(Document.id.in_(ids))).all():
         versions.keep(session, index, document, session.get_one(Corpus, document.corpus_id), now)
+        # Older generations have had the rights of the document so far; what it allowed last is what stays.
+        older = update(DocumentVersion).where(DocumentVersion.document_id == document.id)
+        session.execute(older.values(access=document.access).execution_options(synchronize_session=False))
 
 
 def _with_members(session: Session, ids: Sequence[str]) -> list[str]:

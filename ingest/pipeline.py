@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -18,6 +19,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from ingest import versions
 from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
@@ -32,7 +34,7 @@ from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
-from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable
+from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable, UserError
 from storage.policy.types import Decision
 from storage.types import Chunk, ObjectStore, TextEmbedder, embedded_text, indexed_text
 
@@ -84,6 +86,9 @@ class Pipeline:
         except FileError as error:
             code, message = error.code, str(error)
             self._end(lease, lambda session, row: fail(session, row, code, message))
+        except UserError as error:  # the corpus waits for a reindex
+            message = str(error)
+            self._end(lease, lambda session, row: fail(session, row, "embedding_failed", message))
         except ObjectMissing:
             self._end(
                 lease, lambda session, row: fail(session, row, "storage_error", "the stored file is gone")
@@ -245,7 +250,10 @@ class Pipeline:
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
             corpus = session.get_one(Corpus, document.corpus_id)
+            now = time.time()
+            versions.keep(session, self.index, document, corpus, now)
             release(session, drop_chunks(session, self.index, [document.id]))
+            document.current_since = max(now, document.current_since or now)
             warning = commit_members(session, session.get_one(Job, lease.job_id), corpus, document, found)
             old_file = document.file_id
             document.file_id, document.sha256, document.done_hash = file.id, file.sha256, done_hash
@@ -289,7 +297,7 @@ class Pipeline:
     def _index_anew(self, session: Session, document: Document, rows: list[tuple[int, str, list[float]]]) -> None:
         try:
             self.index.add(session, document.corpus_id, [])
-        except FileError:  # the corpus waits for a reindex, which will see the new name
+        except (FileError, UserError):  # the corpus waits for a reindex, which will see the new name
             return
         held = set(session.scalars(select(ChunkRow.id).where(ChunkRow.document_id == document.id)))
         rows = [row for row in rows if row[0] in held]

@@ -152,4 +152,4 @@ def _nameable(source: Source) -> list[Entry]:
 
 
 def _printable(path: str) -> str:
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return path.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

@@ -24,6 +24,7 @@ from storage.types import TextEmbedder, embedded_text, indexed_text
 
 ACTION = "reindex"
 BATCH = 32
+CLEARED = 500  # chunks a transaction
 
 
 class NewIndex(Protocol):
@@ -41,6 +42,10 @@ class NewIndex(Protocol):
         """Search the corpus in it from the commit on; False, and nothing done, while it lacks a chunk."""
         ...
 
+    def clear(self, session: Session, corpus_id: str, most: int) -> int:
+        """Remove some of what older generations hold of a corpus that was flipped; how many chunks."""
+        ...
+
 
 def queue(session: Session, corpus: Corpus, embedding: str) -> Job:
     """A job that embeds the corpus again; the one that is under way, if there is one."""
@@ -50,6 +55,9 @@ def queue(session: Session, corpus: Corpus, embedding: str) -> Job:
             return job
     rows = session.scalars(select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path))
     items = [JobItem(row.path, row.id, None, ACTION) for row in rows]  # no file is read, so any may be deleted
+    kept = select(DocumentVersion.id).where(DocumentVersion.corpus_id == corpus.id).limit(1)
+    if not items and session.scalar(kept) is not None:
+        items = [JobItem("(kept generations)", None, None, ACTION)]
     if not items:
         corpus.index_generation = None  # the next document decides
     request = {"embedding": embedding}
@@ -82,8 +90,18 @@ class Reindexer:
                     row.chunks_total = session.scalar(of_document) or 0
                     finish(session, row, "done")
                     settle(session, lease.job_id)
-                    return
+                    break
             document_id = None  # the last one: all that the corpus still lacks
+
+        if last:
+            self._clear(corpus_id)
+
+    def _clear(self, corpus_id: str) -> None:
+        """Transaction by transaction: others write in between."""
+        left = True
+        while left:
+            with self.catalogue.write() as session:
+                left = self.index.clear(session, corpus_id, CLEARED) > 0
 
     def _about(self, lease: FileLease) -> tuple[str, str | None]:
         with self.catalogue.read() as session:

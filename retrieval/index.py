@@ -52,8 +52,8 @@ class ChunkIndex(Protocol):
         """From every generation. Unknown ids are ignored."""
         ...
 
-    def drop(self, session: Session, corpus_id: str, generation: str) -> None:
-        """Remove all that another generation holds of a corpus."""
+    def drop(self, session: Session, corpus_id: str, generation: str, most: int) -> int:
+        """Remove chunks of a corpus from another generation, `most` at a time; how many there were."""
         ...
 
     def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
@@ -112,25 +112,37 @@ class Generations:
         return list(session.scalars(select(IndexGeneration.name)))
 
     def require(self, session: Session, corpus_id: str) -> None:
-        """Take a corpus that has no index yet into this generation. UserError if it is in another one."""
-        lock = select(Corpus.index_generation).where(Corpus.id == corpus_id).with_for_update()
-        found = session.scalar(lock)
+        """Take a corpus that has no index yet into this generation. UserError if it is in another one.
+
+        Workers commit into one corpus side by side: what they hold of its row (rows that refer to it hold the same) keeps
+        only a flip away."""
+        shared = select(Corpus.index_generation).where(Corpus.id == corpus_id).with_for_update(read=True, key_share=True)
+        found = session.scalar(shared)
         if found is None:
-            session.execute(update(Corpus).where(Corpus.id == corpus_id).values(index_generation=self.name))
-        elif found != self.name:
+            first = update(Corpus).where(Corpus.id == corpus_id, Corpus.index_generation.is_(None))
+            session.execute(first.values(index_generation=self.name))
+            found = session.scalar(shared)
+        if found not in (None, self.name):  # None: the corpus is gone, and the commit will say so
             raise self.refusal(session, corpus_id, found)
 
     def flip(self, session: Session, corpus_id: str, index: ChunkIndex) -> bool:
-        """Let searches in the corpus use this generation from the commit on, and drop what others hold of it. False, and
-        nothing done, while it lacks a chunk."""
+        """Let searches in the corpus use this generation from the commit on. False, and nothing done, while it lacks a
+        chunk."""
         session.execute(select(Corpus.id).where(Corpus.id == corpus_id).with_for_update())
         if index.lacking(session, corpus_id):
             return False
         session.execute(update(Corpus).where(Corpus.id == corpus_id).values(index_generation=self.name))
+        return True
+
+    def clear(self, session: Session, corpus_id: str, index: ChunkIndex, most: int) -> int:
+        """Remove what other generations hold of a corpus that is in this one, `most` chunks at a time, since nobody can
+        write meanwhile; how many there were. What is left if this stops early is found by nobody, and leaves with its
+        chunk."""
         for other in self.all(session):
             for partition in (corpus_id, past_of(corpus_id)) if other != self.name else ():
-                index.drop(session, partition, other)
-        return True
+                if dropped := index.drop(session, partition, other, most):
+                    return dropped
+        return 0
 
     def refusal(self, session: Session, corpus_id: str, found: str) -> UserError:
         built: Any = session.get(IndexGeneration, found)

@@ -65,8 +65,11 @@ class PostgresIndex:
             held = {"ids": [int(id_) for id_ in chunk_ids]}
             run(session, f"DELETE FROM index_chunk_{generation} WHERE chunk_id = ANY(:ids)", held)
 
-    def drop(self, session: Session, corpus_id: str, generation: str) -> None:
-        run(session, f"DELETE FROM index_chunk_{generation} WHERE corpus_id = :c", {"c": corpus_id})
+    def drop(self, session: Session, corpus_id: str, generation: str, most: int) -> int:
+        table = f"index_chunk_{generation}"
+        some = f"SELECT chunk_id FROM {table} WHERE corpus_id = :c LIMIT :most"
+        gone = run(session, f"DELETE FROM {table} WHERE chunk_id IN ({some})", {"c": corpus_id, "most": most})
+        return int(gone.rowcount)
 
     def copy(self, session: Session, pairs: Sequence[tuple[int, int]], corpus_id: str) -> None:
         values = [{"old": old, "new": new, "corpus": corpus_id} for old, new in pairs]

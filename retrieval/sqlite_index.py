@@ -75,9 +75,11 @@ class SQLiteIndex:
         for generation in self.generations.all(session):
             self._remove(session, generation, chunk_ids)
 
-    def drop(self, session: Session, corpus_id: str, generation: str) -> None:
-        held = run(session, f"SELECT chunk_id FROM index_vector_{generation} WHERE corpus_id = :c", {"c": corpus_id})
-        self._remove(session, generation, list(held.scalars()))
+    def drop(self, session: Session, corpus_id: str, generation: str, most: int) -> int:
+        sql = f"SELECT chunk_id FROM index_vector_{generation} WHERE corpus_id = :c LIMIT :most"
+        held = list(run(session, sql, {"c": corpus_id, "most": most}).scalars())
+        self._remove(session, generation, held)
+        return len(held)
 
     def _remove(self, session: Session, g: str, chunk_ids: Sequence[int]) -> None:
         ids = {"ids": json.dumps(list(chunk_ids))}

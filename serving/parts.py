@@ -351,6 +351,9 @@ class _Swapped:
     def flip(self, session: Any, corpus_id: str) -> bool:
         return self._index.generations.flip(session, corpus_id, self._index)
 
+    def clear(self, session: Any, corpus_id: str, most: int) -> int:
+        return self._index.generations.clear(session, corpus_id, self._index, most)
+
 
 def _swapped(rows: Any) -> list[Any]:
     return [(number, vector, text) for number, text, vector in rows]

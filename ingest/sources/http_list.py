@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 from urllib.parse import unquote
@@ -75,7 +76,10 @@ class HttpListSource:
 
     def _offer(self, path: str, url: str) -> None:
         seen = self._asker.seen.get(path)
-        asked = {} if seen is None else _unless(seen.tag)
+        of = f"{hashlib.sha256(url.encode()).hexdigest()[:16]} "  # a path may come to stand for another URL
+        if seen is not None and not seen.tag.startswith(of):
+            seen = None
+        asked = {} if seen is None else _unless(seen.tag.removeprefix(of))
         try:
             got = self._shelf.get(url, {**self._shown(url), **asked})
             if got.answer.status == 304 and seen is None:
@@ -86,7 +90,7 @@ class HttpListSource:
         if got.answer.status == 304 and seen is not None:
             self._shelf.known(path, seen)
         else:
-            self._shelf.put(path, got.tag, got.body)
+            self._shelf.put(path, of + got.tag if got.tag else "", got.body)
 
     def _shown(self, url: str) -> dict[str, str]:
         """The credential, to the places it is for."""

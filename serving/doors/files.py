@@ -54,17 +54,20 @@ def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO
     """Keep an upload, and give it to the syncs that wait for it. Same bytes and name are the same file while no document
     is made of it, so that a repeated request changes nothing; later they are a file of their own, so that whoever
     deletes an upload of theirs deletes nobody else's document."""
-    stored = store_file(parts.catalogue, parts.objects, who.tenant_id, filename, data, purpose)
-    with parts.catalogue.write() as session:
-        file = session.scalars(_unused(stored)).first()
-        if file is None:
-            file = _twin(stored)
-            session.add(file)
-            session.flush()
-        awaited = offer(session, file)
-    if awaited:
-        parts.ring("ingest")
-    return file
+    while True:
+        stored = store_file(parts.catalogue, parts.objects, who.tenant_id, filename, data, purpose)
+        with parts.catalogue.write() as session:
+            if session.get(File, stored.id, with_for_update=True) is None:
+                continue  # deleted meanwhile, and maybe its bytes with it
+            file = session.scalars(_unused(stored)).first()
+            if file is None:
+                file = _twin(stored)
+                session.add(file)
+                session.flush()
+            awaited = offer(session, file)
+        if awaited:
+            parts.ring("ingest")
+        return file
 
 
 def _unused(file: File) -> Select[File]:

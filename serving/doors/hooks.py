@@ -57,10 +57,13 @@ def deliver(parts: ApiParts, hook_id: str, headers: Mapping[str, str], body: byt
     """What a git host's delivery leads to. Raises Unauthorized, the same for an unknown hook and a wrong secret; UserError,
     Overloaded."""
     push = Push.admitted(hook_secret(parts.secret, hook_id), headers, body)
+    refused = Unauthorized("No such hook, or its secret was not shown.")
+    if push is None:  # before anything is locked: anybody may come this far
+        raise refused
     with parts.catalogue.write() as session:
         hook = session.get(PushHook, hook_id, with_for_update=True)
-        if push is None or hook is None:
-            raise Unauthorized("No such hook, or its secret was not shown.")
+        if hook is None:
+            raise refused
         if push.event == "ping":
             return {"object": "push", "outcome": "ping", "job_id": None}
         done = receive(session, hook, push, parts.clock())

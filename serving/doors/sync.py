@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sqlalchemy import delete
+
 from ingest.job_view import view
 from ingest.sources import Asker, Entry, open_source
 from ingest.sync import queue_sync, sync_manifest
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors import corpora, jobs
-from storage.catalogue.schema import Corpus
+from storage.catalogue.schema import Corpus, SourceItem
 from storage.errors import NotFound
 
 
@@ -82,6 +84,8 @@ def set_source(
         open_source(source, parts.reach, Asker(who.tenant_id)).close()
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
+        if source != corpus.source:  # what another source said of a path says nothing of this one's
+            session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id))
         corpus.source = source
         audit(session, who, "corpus.source", corpus_id, parts.clock())
         return _shape(corpus)

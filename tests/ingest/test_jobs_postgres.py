@@ -68,6 +68,7 @@ def test_workers_share_a_job_and_each_file_is_done_once(works: list[Work]) -> No
     assert len(work.chunks(corpus)) == 48
     assert work.count(KVObject) == 2 + 24
     assert work.view(job)["progress"]["files_done"] == 12
+    assert work.count(JobFile, JobFile.attempt > 0) == 0, "commits into one corpus do not lock each other out"
 
     def compute(w: Work) -> None:
         while True:

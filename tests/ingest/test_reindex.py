@@ -12,6 +12,7 @@ import pytest
 from fixtures_work import WordEmbedder, Work, make_work, open_work, paragraphs
 from sqlalchemy import select, update
 
+from ingest.deletes import delete_documents
 from ingest.jobs import cancel
 from ingest.leases import reap
 from ingest.pipeline import Pipeline
@@ -62,6 +63,9 @@ class NewSide:
 
     def flip(self, session: Any, corpus_id: str) -> bool:
         return self.index.generations.flip(session, corpus_id, self.index)
+
+    def clear(self, session: Any, corpus_id: str, most: int) -> int:
+        return self.index.generations.clear(session, corpus_id, self.index, most)
 
     def lacking(self, *arguments: Any) -> list[int]:
         return self.index.lacking(*arguments)
@@ -126,6 +130,8 @@ def test_the_old_index_answers_until_the_new_one_is_whole_and_never_both(side: N
     assert len(seen) >= 3
     assert set(seen) == {(chunks, None)}
     assert side.states(corpus) == (None, chunks)
+    with side.work.catalogue.write() as session:
+        assert side.index.drop(session, corpus.id, side.work.index.real.generations.name, 1) == 0, "nothing of the old is left"
     shown = side.work.view(job_id)
     assert (shown["type"], shown["status"]) == ("reindex", "completed")
     assert (shown["progress"]["files_done"], shown["progress"]["chunks_total"]) == (3, chunks)
@@ -225,6 +231,23 @@ def test_kept_generations_come_along(side: NewSide) -> None:
     for mode in ("dense", "lexical"):
         assert [c.text for c in retriever.search(**ask, mode=mode, as_of=then)] == ["limit 10"]
         assert [c.text for c in retriever.search(**ask, mode=mode)] == ["limit 20"]
+
+
+def test_kept_generations_come_along_when_no_document_is_left(side: NewSide) -> None:
+    corpus = side.work.corpus()
+    with side.work.catalogue.write() as session:
+        row = session.get_one(Corpus, corpus.id)
+        row.settings, row.versions_from = {"keep_versions": "30d"}, time.time()
+    side.work.ingest(corpus, {"a.txt": b"limit 10"})
+    time.sleep(0.01)
+    then = time.time()
+    with side.work.catalogue.write() as session:
+        delete_documents(session, side.work.pipeline.index, [session.scalars(select(Document.id)).one()], keep=True)
+    side.queue(corpus)
+    assert side.worker().drain() == 1
+    retriever = Retriever(side.work.catalogue, side.index, OtherEmbedder())
+    ask = {"tenant_id": corpus.tenant_id, "corpus_ids": [corpus.id], "query": "limit", "top_k": 5}
+    assert [c.text for c in retriever.search(**ask, as_of=then)] == ["limit 10"]
 
 
 def test_a_chunk_is_found_by_its_documents_name_and_headings(side: NewSide) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +256,33 @@ def test_a_search_as_of_now_meets_nothing_that_is_kept(work: Work) -> None:
     assert found(work, corpus, None) == ["limit 2"]
     assert statements
     assert not any("version" in sql.replace("versions_from", "") for sql in statements)
+
+
+def test_older_generations_stay_closed_when_the_document_was_closed_and_then_deleted(work: Work) -> None:
+    corpus = keeping(work)
+    then = put(work, corpus, {"a.txt": "limit secret"})
+    put(work, corpus, {"a.txt": "limit other"})
+    with work.catalogue.write() as session:
+        session.execute(update(Document).values(access=["ann"]))
+    delete_by_sync(work, corpus, "a.txt")
+    assert found(work, corpus, then) == []
+    assert found(work, corpus, then, principals={"ann"}) == ["limit secret"]
+
+
+def test_an_archive_of_many_files_can_be_deleted(work: Work) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.zip": "an archive", **{f"a.zip!/{n}.txt": f"file {n}" for n in range(1100)}})
+    document = work.document(corpus, "a.zip")
+    assert document is not None
+    assert work.deleter.document("t1", document.id, raw=True)["documents"] == 1101
+
+
+def test_a_document_that_an_archive_replaces_is_kept(work: Work) -> None:
+    corpus = keeping(work)
+    then = put(work, corpus, {"a.zip": "limit 10"})
+    inside = io.BytesIO()
+    with zipfile.ZipFile(inside, "w") as archive:
+        archive.writestr("b.txt", "limit 20")
+    work.ingest(corpus, {"a.zip": inside.getvalue()})
+    assert found(work, corpus, then) == ["limit 10"]
+    assert found(work, corpus, None) == ["limit 20"]
