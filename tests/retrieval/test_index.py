@@ -232,7 +232,8 @@ def test_a_generation_that_is_being_filled_is_seen_by_nobody_and_is_flipped_whol
     assert [chunk.text for chunk in retriever.search(**search)] == ["kiwi", "fig"]
     with pytest.raises(UserError, match="reindex"):
         library.find("kiwi")
-    with library.catalogue.read() as session:
+    with library.catalogue.write() as session:
+        assert [index.generations.clear(session, "vs_1", index, most) for most in (1, 5, 5)] == [1, 1, 0]
         vector = library.embedder.embed(["kiwi"])[0]
         assert library.index.dense(session, ["vs_1"], vector, 5) == []  # nothing of it is left behind
     assert library.find("kiwi", "vs_2") == ["other"]
