@@ -18,6 +18,7 @@ from storage.retry import DeadlinePassed, Retry
 
 ATTEMPTS = 3
 SECONDS = 300.0  # for one file, all attempts together
+TOGETHER = 16 << 30  # bytes of all files that one listing fetches: they lie on our disk until they are read
 _TROUBLE = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -46,12 +47,16 @@ class Shelf:
         self._fetcher, self._reach, self._asker, self._cap = Fetcher(reach.hosts), reach, asker, cap
         self._retry = Retry(_is_trouble, Breaker(), attempts=ATTEMPTS, deadline_s=SECONDS)
         self._folder: Path | None = None
+        self._held = 0  # bytes in the folder
         self.entries: dict[str, Entry] = {}
         self.skipped: list[Left] = []
         self.seen: dict[str, Seen] = {}
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, max_bytes: int | None = None) -> Got:
         """A 200 or 304. Raises FetchFailed, HostRefused, StorageUnavailable (the server was in trouble just now)."""
+
+        if self._held >= TOGETHER:
+            raise FetchFailed(f"one sync fetches {TOGETHER} bytes at most; the next goes on", retryable=False)
 
         def attempt(end: float) -> Got:
             self._asker.check()
@@ -87,6 +92,7 @@ class Shelf:
             return
         self._folder = self._folder or fresh_folder(self._reach.scratch)
         (self._folder / digest).write_bytes(data)
+        self._held += len(data)
         self.entries[path] = Entry(path, digest, len(data))
 
     def failed(self, path: str, error: PrereadError) -> None:

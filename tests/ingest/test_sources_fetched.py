@@ -155,6 +155,36 @@ def test_a_page_that_has_not_changed_is_not_sent_again(server: Web, reach: Reach
     assert second[1] != first[1]
 
 
+def test_a_path_that_comes_to_stand_for_another_page_is_fetched(server: Web, reach: Reach) -> None:
+    pages = {"/v1": "old", "/v2": "new"}
+    for path, text in pages.items():
+        server.pages[path] = lambda asked, text=text: Reply(  # type: ignore[misc]
+            b"" if "if-modified-since" in asked.headers else text.encode(),
+            304 if "if-modified-since" in asked.headers else 200,
+            headers={"last-modified": formatdate(0, usegmt=True)},
+        )
+    seen: dict[str, Seen] = {}
+    for path, text in [*pages.items(), ("/v2", "new")]:
+        server.pages["/list"] = Reply(json.dumps([{"url": f"{server.url}{path}", "path": "doc.md"}]).encode())
+        with closing(listing(server, reach, seen)) as source:
+            [entry] = source.manifest()
+            assert entry.sha256 == hashlib.sha256(text.encode()).hexdigest()
+            seen = dict(source.seen)
+
+
+def test_what_is_beyond_what_one_listing_may_fetch_stays_as_it_is(
+    server: Web, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest.sources.shelf.TOGETHER", 10)
+    for name in "abc":
+        server.pages[f"/{name}"] = Reply(b"123456789")
+    server.pages["/list"] = Reply("\n".join(f"{server.url}/{name}" for name in "abc").encode())
+    with closing(listing(server, reach)) as source:
+        assert len(source.manifest()) == 2
+        assert [left.unread for left in source.skipped] == [True]
+        assert "10 bytes" in source.skipped[0].reason
+
+
 def test_a_known_page_is_fetched_when_it_is_read_and_must_be_what_was_listed(server: Web, reach: Reach) -> None:
     """Chunk settings have changed: the document is to be made anew, though its page is as it was."""
     server.pages |= {"/list": Reply(b"/a"), "/a": versioned("one")}
