@@ -16,10 +16,6 @@ def past_of(corpus_id: str) -> str:
     return f"{corpus_id}@past"
 
 
-def is_past(partition: str) -> bool:
-    return partition.endswith("@past")
-
-
 def current_then(as_of: float) -> ColumnElement[bool]:
     """Of the documents as they are: those that were the same already."""
     return Document.current_since <= as_of
