@@ -47,6 +47,8 @@ class RudeServer:
         self.go, self.well, self.line = threading.Event(), threading.Event(), threading.Lock()
         self.clock_ahead_s = 0.0
         self.requests: list[str] = []
+        self.heads: list[dict[str, str]] = []  # of the same requests, names in lower case
+        self.bodies: list[bytes] = []
         self.stop = threading.Event()
         server = self
 
@@ -92,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
         line = f"{self.command} {self.path}"
         self.rude.requests.append(line)
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.rude.heads.append({name.lower(): value for name, value in self.headers.items()})
+        self.rude.bodies.append(self.body)
         ruled = [rule for word, rule in self.rude.rules.items() if word in line]
         behaviour = ruled[0] if ruled else self.rude.plan.pop(0) if self.rude.plan else self.rude.always
         with contextlib.suppress(ConnectionError):

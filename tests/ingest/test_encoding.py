@@ -6,7 +6,9 @@ import codecs
 import random
 
 import pytest
+from fixtures_work import WordTokenizer
 
+from ingest.chunker import cut
 from ingest.encoding import decode
 from ingest.parsers import parse
 from storage.errors import FileError
@@ -30,6 +32,9 @@ ENCODED = {
 def test_one_text_is_the_same_in_every_unicode_encoding(data: bytes) -> None:
     assert decode(data) == TEXT
     assert parse(data, "note.txt").text == TEXT
+    for name in ("note.txt", "note.md", "note.csv", "note.py", "note.yaml", "note.html"):
+        plain = parse(TEXT.encode(), name)
+        assert cut(parse(data, name), WordTokenizer(), max_tokens=16) == cut(plain, WordTokenizer(), max_tokens=16)
 
 
 def test_chinese_in_the_old_encoding_is_read() -> None:

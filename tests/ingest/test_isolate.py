@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from fixtures_work import Work
 
 from ingest import isolate
 from ingest.isolate import ParserPool, parse_isolated
@@ -70,8 +71,20 @@ def test_a_file_that_takes_too_long_is_stopped_and_the_next_one_is_read() -> Non
 def test_a_page_tree_that_refers_to_itself_ends_and_the_next_file_is_read(pool: ParserPool) -> None:
     with pytest.raises(FileError) as caught:
         pool.parse(SELF_REFERRING, "a.pdf")
-    assert caught.value.code in {"parser_timeout", "invalid_file"}
+    assert caught.value.code == "invalid_file"  # seen at once; what loops for ever is the next test's
     assert pool.parse(b"next", "a.txt").text == "next"
+
+
+def test_a_file_that_loops_ends_its_part_of_the_job_and_no_other(work: Work) -> None:
+    corpus = work.corpus()
+    with ParserPool(wall_s=1.5) as pool:
+        work.parser = pool  # type: ignore[assignment]
+        job = work.ingest(corpus, {"loop.html": SLOW, "good.txt": b"The lamp is lit."})
+    work.compute_kv()
+    shown = work.view(job)
+    assert shown["status"] == "completed_with_errors"
+    assert [(error["filename"], error["code"]) for error in shown["errors"]] == [("loop.html", "parser_timeout")]
+    assert work.chunks(corpus, "good.txt") == ["The lamp is lit."]
 
 
 def test_a_parse_that_nobody_wants_any_more_is_stopped_at_once_and_its_child_with_it() -> None:

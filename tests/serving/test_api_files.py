@@ -46,6 +46,7 @@ def test_a_download_never_runs_in_a_browser(site: Site) -> None:
     client = site.client()
     file = client.files.create(file=("x.html", b"<script>alert(1)</script>"), purpose="assistants")
     headers = client.files.with_raw_response.content(file.id).headers
+    assert headers["content-security-policy"] == "sandbox"
     assert headers["content-type"] == "application/octet-stream"
     assert headers["content-disposition"].startswith("attachment")
     assert headers["x-content-type-options"] == "nosniff"

@@ -226,3 +226,25 @@ def test_prefixes_in_one_bucket_do_not_see_each_other(s3_server):
     assert list(one.list("")) == ["a"]
     for store in (one, other):
         store.close()
+
+
+def test_requests_are_as_stores_that_only_speak_like_s3_take_them(server, connect):
+    """Newer SDKs add checksums of their own and bucket names in host names."""
+    server.heads, server.plan = [], [b""]
+    store = connect()
+    store.put("kv/one", [b"bytes"])
+    store.read_all("kv/one", bytearray)
+    assert {line.split("?")[0] for line in server.requests} == {"PUT /bucket/kv/one", "GET /bucket/kv/one"}
+    assert not [name for head in server.heads for name in head if "checksum" in name or name == "x-amz-trailer"]
+    assert all(head["host"] == server.endpoint.removeprefix("http://") for head in server.heads)
+
+
+@pytest.mark.parametrize(("region", "said"), [("us-east-1", b""), ("eu-central-1", b"eu-central-1")])
+def test_a_bucket_is_made_where_the_region_says(server, region, said):
+    server.bodies, server.plan = [], [404, b""]
+    store = S3Store("made", endpoint=server.endpoint, access_key="k", secret_key=SECRET_KEY, region=region)
+    store.ensure_bucket()
+    store.close()
+    assert [line.split(" ")[0] for line in server.requests] == ["HEAD", "PUT"]
+    assert said in server.bodies[1]
+    assert (b"LocationConstraint" in server.bodies[1]) == bool(said)
