@@ -27,7 +27,7 @@ def open_source(spec: Spec, reach: Reach, asker: Asker) -> Source:
 
 
 def _folder(spec: Spec, reach: Reach, asker: Asker) -> Source:
-    return FolderSource(_inside(_text(spec, "path"), reach))
+    return FolderSource(_inside(_text(spec, "path"), reach), check=asker.check)
 
 
 def _git(spec: Spec, reach: Reach, asker: Asker) -> Source:
@@ -36,7 +36,7 @@ def _git(spec: Spec, reach: Reach, asker: Asker) -> Source:
 
         url = _text(spec, "url")
         return RemoteGitSource(url, _text(spec, "ref", "HEAD"), reach, asker, _credential(spec, reach, asker, url))
-    return GitSource(_inside(_text(spec, "path"), reach), _text(spec, "ref", "HEAD"))
+    return GitSource(_inside(_text(spec, "path"), reach), _text(spec, "ref", "HEAD"), check=asker.check)
 
 
 def _s3(spec: Spec, reach: Reach, asker: Asker) -> Source:

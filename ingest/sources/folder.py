@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ingest.sources.types import FILE_BYTES, Entry, Left, Seen, checked
@@ -14,9 +14,11 @@ from storage.errors import FileError, UserError
 class FolderSource:
     """The files under a folder. Symlinks are never followed."""
 
-    def __init__(self, path: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self, path: str | Path, *, file_bytes: int = FILE_BYTES, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._root = os.fspath(path)
-        self._cap = file_bytes
+        self._cap, self._check = file_bytes, check
         self.skipped: list[Left] = []
         self.seen: dict[str, Seen] = {}
         if not os.path.isdir(self._root):
@@ -68,6 +70,7 @@ class FolderSource:
                     self.skipped.append(Left(path, "not a regular file"))
 
     def _entry(self, path: str) -> Entry | None:
+        self._check()
         try:
             data = _read_plain(self._root, path.split("/"), self._cap)
         except FileError:

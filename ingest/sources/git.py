@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.request import url2pathname
 
@@ -15,9 +15,16 @@ from storage.errors import FileError, UserError
 class GitSource:
     """The files of a local git repository at one commit, read from its objects: no checkout, no network."""
 
-    def __init__(self, repository: str | Path, ref: str = "HEAD", *, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self,
+        repository: str | Path,
+        ref: str = "HEAD",
+        *,
+        file_bytes: int = FILE_BYTES,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._repository = local_path(os.fspath(repository))
-        self._cap = file_bytes
+        self._cap, self._check = file_bytes, check
         self._objects: dict[str, str] = {}
         self.skipped: list[Left] = []
         self.seen: dict[str, Seen] = {}
@@ -66,6 +73,7 @@ class GitSource:
         assert process.stdout is not None
         with process:
             for path, identity in wanted:
+                self._check()
                 process.stdin.write(identity.encode("ascii") + b"\n")
                 process.stdin.flush()
                 head = process.stdout.readline().split()

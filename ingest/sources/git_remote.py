@@ -63,7 +63,7 @@ class RemoteGitSource:
     def manifest(self) -> list[Entry]:
         """See Source. Raises FetchFailed, HostRefused, UserError."""
         self.close()
-        self._commit = GitSource(self._fetched(), _WANTED)
+        self._commit = GitSource(self._fetched(), _WANTED, check=self._asker.check)
         entries = self._commit.manifest()
         self.skipped = self._commit.skipped
         return entries

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ingest.sources import Entry, FolderSource, GitSource
-from storage.errors import FileError, UserError
+from storage.errors import Cancelled, FileError, UserError
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 
@@ -103,6 +103,20 @@ def repository(folder: Path) -> Path:
     git(folder, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},sub")
     git(folder, "commit", "-q", "-m", "one")
     return folder
+
+
+@pytest.mark.parametrize("kind", [FolderSource, GitSource])
+def test_a_listing_that_nobody_wants_any_more_stops_between_two_files(repository: Path, kind: type) -> None:
+    looks = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            raise Cancelled("the job was cancelled")
+
+    with pytest.raises(Cancelled):
+        kind(repository, check=check).manifest()
+    assert len(looks) == 3
 
 
 def test_git_lists_a_commit_and_not_the_working_tree(repository: Path) -> None:
