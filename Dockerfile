@@ -5,6 +5,8 @@ ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_
 # Extra options for pip, such as an index with another build of torch.
 ARG PIP_OPTIONS=""
 
+# git fetches repositories that corpora name as their source.
+RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 preread && mkdir /data && chown preread /data
 WORKDIR /app
 
