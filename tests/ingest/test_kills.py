@@ -47,6 +47,7 @@ class Service:
             self.kill(name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fifty_jobs_end_truthfully_whoever_is_killed(work: Work, tmp_path: Path, seed: int) -> None:

@@ -291,6 +291,7 @@ def s3_source(s3_server: S3Server, reach: Reach, url: str, seen: dict[str, Seen]
     return open_source({"type": "s3", "url": url, **spec}, reach, Asker("t1", seen or {}))
 
 
+@pytest.mark.slow
 def test_a_prefix_of_more_than_a_thousand_objects_is_listed_whole(s3: Any, s3_server: S3Server, tmp_path: Path) -> None:
     s3.create_bucket(Bucket="many-docs")
     for number in range(1005):

@@ -131,6 +131,7 @@ def test_gaps_and_long_texts_are_capped_as_well(limits: dict[str, int]) -> None:
     assert "xxx" not in document.text
 
 
+@pytest.mark.slow
 def test_a_sheet_that_states_a_wrong_size_is_read_whole_and_a_far_cell_costs_little() -> None:
     made = book(["a", "b"], [1, 2])
     made.active["A1048576"] = "last"

@@ -179,6 +179,7 @@ def test_a_clock_that_jumps_is_no_wrong_answer_and_loads_go_on_when_it_is_right(
     assert site.counted()["miss_unavailable"] >= 3, "the server refuses what was signed a day ago"
 
 
+@pytest.mark.slow
 def test_through_a_storm_of_faults_every_answer_is_that_of_what_it_read_and_budgets_hold(
     s3_site: MakeSite, tmp_path: Path
 ) -> None:

@@ -139,7 +139,7 @@ def test_a_disk_tier_killed_at_any_step_is_in_order_for_the_next_process(tmp_pat
         disk.close()
 
 
-@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.services)])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=[pytest.mark.services, pytest.mark.slow])])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Mapping[str, str]:
     """What `open_store` makes an empty home of."""
     if request.param == "folder":
