@@ -172,7 +172,8 @@ def check_rows(site: Site) -> None:
 
 
 def check_searches(site: Site, corpus: str) -> None:
-    failed = {file["path"] for file in site.call("GET", f"/vector_stores/{corpus}/files?filter=failed&limit=100")["data"]}
+    listed = insist(site, "GET", f"/vector_stores/{corpus}/files?filter=failed&limit=100")["data"]
+    failed = {file["path"] for file in listed}
     for number in range(JOBS):
         for file in range(1 + number % 3):
             if f"n{number}/{file}.md" in failed:
