@@ -297,7 +297,7 @@ class Pipeline:
     def _index_anew(self, session: Session, document: Document, rows: list[tuple[int, str, list[float]]]) -> None:
         try:
             self.index.add(session, document.corpus_id, [])
-        except (FileError, UserError):  # the corpus waits for a reindex, which will see the new name
+        except UserError:  # the corpus waits for a reindex, which will see the new name
             return
         held = set(session.scalars(select(ChunkRow.id).where(ChunkRow.document_id == document.id)))
         rows = [row for row in rows if row[0] in held]

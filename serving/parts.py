@@ -24,7 +24,7 @@ from serving.storage_parts import StorageParts
 from storage.catalogue.facts import codecs_of
 from storage.catalogue.schema import Corpus, Document
 from storage.conditioning import Reading
-from storage.errors import FileError, UserError
+from storage.errors import UserError
 from storage.keys import group_secret, kv_key
 from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
@@ -340,10 +340,7 @@ class _Swapped:
         self.remove, self.copy, self.lacking = index.remove, index.copy, index.lacking
 
     def add(self, session: Any, corpus_id: str, rows: Any) -> None:
-        try:
-            self._index.add(session, corpus_id, _swapped(rows))
-        except UserError as error:  # the corpus waits for a reindex
-            raise FileError(str(error), code="embedding_failed") from error
+        self._index.add(session, corpus_id, _swapped(rows))
 
     def stage(self, session: Any, corpus_id: str, rows: Any) -> None:
         self._index.stage(session, corpus_id, _swapped(rows))

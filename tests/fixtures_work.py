@@ -217,8 +217,8 @@ class Work:
 class Index:
     """The real index, with rows as ingest writes them."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self.real = open_index(catalogue, WordEmbedder())
+    def __init__(self, catalogue: Catalogue, embedder: WordEmbedder | None = None) -> None:
+        self.real = open_index(catalogue, embedder or WordEmbedder())
         self.real.ensure()
 
     def add(self, session: Any, corpus_id: str, rows: Sequence[tuple[int, str, Sequence[float]]]) -> None:

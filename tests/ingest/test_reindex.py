@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_work import WordEmbedder, Work, make_work, open_work, paragraphs
+from fixtures_work import Index, WordEmbedder, Work, make_work, open_work, paragraphs
 from sqlalchemy import select, update
 
 from ingest.deletes import delete_documents
@@ -215,14 +215,19 @@ def test_an_empty_corpus_needs_no_work(side: NewSide) -> None:
     assert side.states(empty) == (0, 0)
 
 
-def test_kept_generations_come_along(side: NewSide) -> None:
+def _keeping(side: NewSide) -> tuple[Corpus, float]:
+    """A corpus that keeps its versions, and a moment at which `limit 10` is current in it."""
     corpus = side.work.corpus()
     with side.work.catalogue.write() as session:
         row = session.get_one(Corpus, corpus.id)
         row.settings, row.versions_from = {"keep_versions": "30d"}, time.time()
     side.work.ingest(corpus, {"a.txt": b"limit 10"})
     time.sleep(0.01)
-    then = time.time()
+    return corpus, time.time()
+
+
+def test_kept_generations_come_along(side: NewSide) -> None:
+    corpus, then = _keeping(side)
     side.work.ingest(corpus, {"a.txt": b"limit 20"})
     side.queue(corpus)
     assert side.worker().drain() == 1
@@ -234,13 +239,7 @@ def test_kept_generations_come_along(side: NewSide) -> None:
 
 
 def test_kept_generations_come_along_when_no_document_is_left(side: NewSide) -> None:
-    corpus = side.work.corpus()
-    with side.work.catalogue.write() as session:
-        row = session.get_one(Corpus, corpus.id)
-        row.settings, row.versions_from = {"keep_versions": "30d"}, time.time()
-    side.work.ingest(corpus, {"a.txt": b"limit 10"})
-    time.sleep(0.01)
-    then = time.time()
+    corpus, then = _keeping(side)
     with side.work.catalogue.write() as session:
         delete_documents(session, side.work.pipeline.index, [session.scalars(select(Document.id)).one()], keep=True)
     side.queue(corpus)
@@ -258,3 +257,12 @@ def test_a_chunk_is_found_by_its_documents_name_and_headings(side: NewSide) -> N
         for name in ("fiverr", "groupon"):
             ask = {"tenant_id": corpus.tenant_id, "corpus_ids": [corpus.id], "query": f"{name}, who can see it", "top_k": 1}
             assert [c.path for c in retriever.search(**ask, mode=mode)] == [f"terms/{name}.txt"]
+
+
+def test_a_file_for_a_corpus_that_waits_for_a_reindex_fails_with_the_way_out(side: NewSide, corpus: Corpus) -> None:
+    job = side.work.upload(corpus, {"late.txt": b"too late"})
+    pipeline = Pipeline(**{**side.work.pipeline.__dict__, "index": Index(side.work.catalogue, side.embedder)})
+    IngestWorker(side.work.catalogue, pipeline, None, "new", lambda _: None, side.work.lease_seconds).drain()
+    [error] = side.work.view(job)["errors"]
+    assert (error["filename"], error["code"]) == ("late.txt", "embedding_failed")
+    assert f"preread reindex {corpus.id}" in error["message"]
