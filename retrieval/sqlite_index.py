@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from retrieval import impacts, signs, words
 from retrieval.index import MOST_HITS, Generations, Hit, Row, lacking, run
-from retrieval.rules import Rules
+from retrieval.rules import Rules, ids_of
 from storage.catalogue.engine import Catalogue
 from storage.types import TextEmbedder
 
@@ -26,6 +26,7 @@ TABLES = (
 ERASE = "INSERT INTO index_words_{g} (index_words_{g}, rank) VALUES ('secure-delete', 1)"
 BLOCK = 1024  # vectors, whose signs lie together: a search reads whole blocks
 ENOUGH = 4  # times the results asked for, in candidates that the rules let through
+LOOKED_THROUGH = 6  # times as many as are wanted, one by one for whether the rules let them through
 AMONG = "IN (SELECT value FROM json_each(:ids))"
 
 
@@ -120,7 +121,8 @@ class SQLiteIndex:
         if not len(ids):
             return []
         ranked = ids[signs.nearest(codes, asked)]
-        candidates = _permitted(session, ranked, max(signs.CANDIDATES, ENOUGH * k), rules)
+        wanted = signs.EXACT if len(ids) <= signs.EXACT else max(signs.CANDIDATES, ENOUGH * k)
+        candidates = _permitted(session, ranked, wanted, rules)
         rows = run(
             session,
             f"SELECT chunk_id, embedding FROM index_vector_{self.generations.name} WHERE chunk_id {AMONG}",
@@ -146,7 +148,7 @@ class SQLiteIndex:
         chosen = _permitted(session, ids, k, rules)
         if rules is not None and len(chosen) < k and finder.cut:
             # What was cut short may have held more that pass: read the lists again, without those that do not.
-            finder = _Finder(session, self.generations.name, corpus_ids, rules.all(session))
+            finder = _Finder(session, self.generations.name, corpus_ids, rules.all(session).tolist())
             ids, scores = impacts.rank(wanted, chunks, finder)
             chosen = ids[:k]
         held = set(chosen.tolist())
@@ -174,7 +176,7 @@ class _Finder:
         content = " AND ".join(f'"{term}"{"*" if prefix else ""}' for term in terms)
         query = f"corpus : ({self._corpora}) AND words : ({content})"
         found = run(self._session, self._sql, {"query": query, **self._values}).scalar()
-        ids = np.fromstring(found, dtype=np.int64, sep=",") if found else np.empty(0, dtype=np.int64)
+        ids = ids_of(found)
         self.cut = self.cut or len(ids) > impacts.MOST_POSTINGS
         return ids
 
@@ -183,12 +185,19 @@ def _permitted(session: Session, ranked: NDArray[np.int64], wanted: int, rules: 
     """The first `wanted` of the ranked ids that the rules let through, in their order."""
     if rules is None:
         return ranked[:wanted]
-    first = ranked[: 2 * wanted]
-    passed = rules.among(session, first.tolist())
-    found = first[np.isin(first, np.fromiter(passed, dtype=np.int64, count=len(passed)))]
-    if len(first) == len(ranked) or len(found) >= wanted:
+    looked, most = 0, min(len(ranked), LOOKED_THROUGH * wanted)
+    found = ranked[:0]
+    while len(found) < wanted and looked < most:
+        # As many more as the share that has passed so far makes likely to do.
+        step = wanted if not looked else int(1.2 * (wanted - len(found)) * looked / max(1, len(found)))
+        some = ranked[looked : looked + max(step, 64)]
+        if looked and len(some) > most - looked:
+            break  # most do not pass: all that do are quicker to list
+        found = np.concatenate([found, some[np.isin(some, rules.among(session, some.tolist()))]])
+        looked += len(some)
+    if len(found) >= wanted or looked >= len(ranked):
         return found[:wanted]
-    return ranked[np.isin(ranked, np.asarray(rules.all(session), dtype=np.int64))][:wanted]
+    return ranked[np.isin(ranked, rules.all(session))][:wanted]
 
 
 class _Blocks:

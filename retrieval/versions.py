@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Row, case, select
 from sqlalchemy.orm import Session
 
@@ -33,18 +35,19 @@ class PastRules(Rules):
     def needed(self, session: Session) -> bool:
         return True
 
-    def among(self, session: Session, chunk_ids: Sequence[int]) -> set[int]:
-        return set(self.all(session)).intersection(chunk_ids)
+    def among(self, session: Session, chunk_ids: Sequence[int]) -> NDArray[np.int64]:
+        return np.intersect1d(self.all(session), np.asarray(chunk_ids, dtype=np.int64))
 
     def passing(self, session: Session) -> tuple[str, dict[str, Any]]:
-        return "SELECT unnest(CAST(:passing AS bigint[]))", {"passing": self.all(session)}
+        return "SELECT unnest(CAST(:passing AS bigint[]))", {"passing": self.all(session).tolist()}
 
-    def _all(self, session: Session) -> list[int]:
+    def _all(self, session: Session) -> NDArray[np.int64]:
         rules = (Document.tenant_id, Document.corpus_id, Document.access, Document.attributes)
         live = select(ChunkRow.id, *rules).join(Document, Document.id == ChunkRow.document_id)
         live = live.where(Document.corpus_id.in_(self.corpora), current_then(self.as_of))
         kept = _kept(self.as_of, *_PLACED).where(DocumentVersion.corpus_id.in_(self.corpora))
-        return [row.id for query in (live, kept) for row in session.execute(query) if self.permits(row)]
+        rows = (row for query in (live, kept) for row in session.execute(query))
+        return np.array([row.id for row in rows if self.permits(row)], dtype=np.int64)
 
 
 def kept_rows(session: Session, numbers: Sequence[int], as_of: float) -> list[Row[Any]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from small_library import Library
 from sqlalchemy import text, update
 
-from retrieval.search import Retriever, fuse
+from retrieval.search import BESIDE, Retriever, fuse
 from storage.catalogue.schema import Document
 from storage.errors import UserError
 from storage.types import RetrievedChunk
@@ -224,3 +227,25 @@ def test_a_search_needs_no_write_lock(library) -> None:
     with library.catalogue.write() as session:
         session.execute(text("UPDATE document SET path = 'changed'"))
         assert library.find("text") == ["doc"]
+
+
+def test_more_searches_at_once_than_there_are_connections_all_answer(library: Library) -> None:
+    """A search uses two connections if it can, and waits for no second one while it holds the first."""
+    library.put("vs_1", "a", "zebra crossing")
+    pool = library.catalogue.engine.pool
+    pool._pool.maxsize, pool._max_overflow, pool._timeout = 2, BESIDE - 1, 5.0
+    with ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(lambda n: library.find(f"zebra {n}"), range(64)))
+    assert found == [["a"]] * 64
+
+
+def test_a_fault_of_the_search_by_words_is_the_searchs_fault_and_leaves_its_thread_free(library: Library) -> None:
+    library.put("vs_1", "a", "zebra crossing")
+    real = library.index.lexical
+    library.index.lexical = lambda *_: (_ for _ in ()).throw(UserError("no"))
+    for _ in range(2 * BESIDE):
+        with pytest.raises(UserError, match="no"):
+            library.find("zebra")
+    library.index.lexical = real
+    assert library.find("zebra") == ["a"]
+    assert library.retriever._free._value == BESIDE

@@ -29,11 +29,11 @@ def test_few_bits_that_differ_come_first_and_of_those_the_ones_that_weigh_least(
         assert (np.diff(agreed) <= 1e-5).all()
 
 
-def test_up_to_the_number_of_candidates_a_search_is_exact_and_beyond_it_nearly(library: Library) -> None:
+def test_up_to_so_many_chunks_a_search_is_exact_and_beyond_them_nearly(library: Library) -> None:
     """Vectors in clusters, as those of texts are. On PostgreSQL a search is exact at any size."""
     rng = np.random.default_rng(0)
     centres = unit(rng, 400)
-    for count, least in ((signs.CANDIDATES, 1.0), (4 * signs.CANDIDATES, 0.95)):
+    for count, least in ((signs.EXACT, 1.0), (4 * signs.EXACT, 0.95)):
         vectors = centres[rng.integers(0, 400, count)] + 0.1 * rng.standard_normal((count, 64))
         vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
         name = f"vs_of_{count}"
@@ -81,3 +81,25 @@ def test_blocks_hold_each_vector_once_through_adding_and_removing(tmp_path, monk
     assert max(sizes) <= 16
     assert len(sizes) <= len(vectors) // 4 + 2  # emptied blocks do not pile up
     library.catalogue.close()
+
+
+@pytest.mark.parametrize("passing", [0.9, 0.5, 0.1, 0.004])
+def test_of_the_ranked_chunks_those_that_pass_are_found_in_order_however_few_they_are(passing: float) -> None:
+    rng = np.random.default_rng(0)
+    ranked = rng.permutation(5000)
+    allowed = np.sort(rng.choice(5000, int(5000 * passing), replace=False))
+
+    class Some:
+        listed = 0
+
+        def among(self, _session: object, chunk_ids: list[int]) -> np.ndarray:
+            return allowed[np.isin(allowed, chunk_ids)]
+
+        def all(self, _session: object) -> np.ndarray:
+            self.listed += 1
+            return allowed
+
+    rules = Some()
+    found = sqlite_index._permitted(None, ranked, 200, rules)
+    assert found.tolist() == ranked[np.isin(ranked, allowed)][:200].tolist()
+    assert rules.listed == (passing < 0.2)  # listing all that pass is for rules that let few through
