@@ -50,6 +50,7 @@ def ingest(
 def ingest_scale(
     files: Annotated[int, typer.Option(help="Files of the corpus, which is made up.")] = 20_000,
     file_bytes: Annotated[int, typer.Option(help="Bytes of each.")] = 200,
+    kind: Annotated[str, typer.Option(help="text, or pictures: Word documents that are mostly pictures.")] = "text",
     seconds: Annotated[float, typer.Option(help="Stop ingesting after so long; the upload is always whole.")] = 300,
     out: Out = None,
     workdir: Workdir = WORKDIR,
@@ -58,7 +59,8 @@ def ingest_scale(
     """Whether memory stays flat while a large corpus is ingested, without its KV."""
     from bench.ingest_scale import run
 
-    print(json.dumps(run(files=files, file_bytes=file_bytes, seconds=seconds, out=out, workdir=workdir, model=model)))
+    options = {"files": files, "file_bytes": file_bytes, "kind": kind, "seconds": seconds, "out": out}
+    print(json.dumps(run(**options, workdir=workdir, model=model)))
 
 
 @app.command()

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import shutil
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,28 @@ from serving.settings import Settings
 from storage.catalogue.schema import Corpus, Job, Tenant
 
 TENANT, CORPUS = "bench", "vs_scale"
-RULES = "rules:\n  - name: no KV\n    store: false\n"
+RULES = "rules:\n  - name: no-kv\n    store: false\n"
 SHOWN = 10  # readings in the record
+TEXT_BESIDE_PICTURES = 2000  # bytes
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+CONTENT_TYPES = (
+    '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
+    '<Default Extension="jpeg" ContentType="image/jpeg"/><Default Extension="rels" '
+    'ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/word/document.xml" '
+    'ContentType="application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"/></Types>'
+)
+RELATIONSHIPS = (
+    '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships"><Relationship Id="r1" '
+    'Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument" '
+    'Target="word/document.xml"/></Relationships>'
+)
+Kind = Callable[[int, int], tuple[str, bytes]]  # the number of a file and its size: its name and content
 
 
 def run(
-    *, files: int, file_bytes: int, seconds: float, out: Path | None, workdir: Path, model: str | None = None
+    *, files: int, file_bytes: int, kind: str, seconds: float, out: Path | None, workdir: Path, model: str | None = None
 ) -> dict[str, Any]:
-    """Ingest for so long; the figures, which are also written to `out`. Memory in MiB."""
+    """Ingest for so long; the figures, which are also written to `out`. Memory in MiB. `kind`: of `KINDS`."""
     folder = workdir / "scale"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -41,19 +57,19 @@ def run(
     chosen = model or str(embedded_model(workdir / "models"))
     wiring = Wiring(Settings(data_dir=folder, model=chosen, policy_file=str(folder / "rules.yaml"), lease_seconds=600))
     try:
-        record = _measure(wiring, files, file_bytes, seconds)
+        record = {"kind": kind, **_measure(wiring, files, file_bytes, KINDS[kind], seconds)}
     finally:
         wiring.close()
     write_record(record, out)
     return record
 
 
-def _measure(wiring: Wiring, files: int, file_bytes: int, seconds: float) -> dict[str, Any]:
+def _measure(wiring: Wiring, files: int, file_bytes: int, kind: Kind, seconds: float) -> dict[str, Any]:
     _ = wiring.index, wiring.pipeline
     wiring.embedder.embed(["warm"])
     before = memory()
     begun = time.perf_counter()
-    job_id = _upload(wiring, files, file_bytes)
+    job_id = _upload(wiring, files, file_bytes, kind)
     uploaded_s, uploaded = time.perf_counter() - begun, memory()
     readings, looked = [], []
     worker, end = wiring.ingest_worker, time.monotonic() + seconds
@@ -84,6 +100,7 @@ def _measure(wiring: Wiring, files: int, file_bytes: int, seconds: float) -> dic
         "ingest_s": round(ingest_s, 1),
         "chunks": shown["progress"]["chunks_total"],
         "errors": len(shown["errors"]),
+        "first_error": shown["errors"][0]["message"] if shown["errors"] else None,
         "memory": readings[::every],
         "memory_at_end": readings[-1] if readings else None,
         "view_ms_median": round(sorted(looked)[len(looked) // 2] * 1000, 1) if looked else None,
@@ -92,11 +109,12 @@ def _measure(wiring: Wiring, files: int, file_bytes: int, seconds: float) -> dic
     }
 
 
-def _upload(wiring: Wiring, files: int, file_bytes: int) -> str:
-    stored = [
-        store_file(wiring.catalogue, wiring.objects, _tenant(wiring), f"{n // 1000}/{n}.txt", io.BytesIO(text_of(n, file_bytes)))
-        for n in range(files)
-    ]
+def _upload(wiring: Wiring, files: int, file_bytes: int, kind: Kind) -> str:
+    stored = []
+    for number in range(files):
+        name, content = kind(number, file_bytes)
+        folder = f"{number // 1000}/{name}"
+        stored.append(store_file(wiring.catalogue, wiring.objects, _tenant(wiring), folder, io.BytesIO(content)))
     with wiring.catalogue.write() as session:
         corpus = session.get_one(Corpus, CORPUS)
         items = [JobItem(f.filename, attach(session, corpus, f.filename, f.id, f.sha256).id, f.id) for f in stored]
@@ -124,6 +142,26 @@ def text_of(number: int, size: int) -> bytes:
         lines.append(f"Paragraph {len(lines)} of file {number} says that shed {number * 7 + len(lines)} is kept dry.\n\n")
         length += len(lines[-1])
     return "".join(lines).encode()[:size]
+
+
+def _text(number: int, size: int) -> tuple[str, bytes]:
+    return f"{number}.txt", text_of(number, size)
+
+
+def _pictures(number: int, size: int) -> tuple[str, bytes]:
+    """A Word document of about that many bytes, nearly all of them one picture, as large corpora are."""
+    paragraphs = text_of(number, TEXT_BESIDE_PICTURES).decode().split("\n\n")
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as package:
+        package.writestr("[Content_Types].xml", CONTENT_TYPES)
+        package.writestr("_rels/.rels", RELATIONSHIPS)
+        body = "".join(f"<w:p><w:r><w:t>{paragraph}</w:t></w:r></w:p>" for paragraph in paragraphs)
+        package.writestr("word/document.xml", f'<w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>')
+        package.writestr("word/media/image1.jpeg", random.Random(number).randbytes(size))
+    return f"{number}.docx", written.getvalue()
+
+
+KINDS: dict[str, Kind] = {"text": _text, "pictures": _pictures}
 
 
 def _view(wiring: Wiring, job_id: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from fixtures_models import SENTENCES, Models
 from typer.testing import CliRunner
 
+from bench import ingest_scale
 from bench.blend import bootstrap
 from bench.cli import app
 from bench.harness import exact, f1, trim
@@ -163,3 +164,13 @@ def test_s3_compares_the_store_with_a_plain_download(s3_server, tmp_path, monkey
     store = open_store("s3://bench-s3/x", **keys)
     assert list(store.list("")) == [], "it leaves nothing behind"
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["text", "pictures"])
+def test_ingest_scale_ingests_all_files_and_reads_memory_along_the_way(tmp_path: Path, tiny_models: Models, kind: str) -> None:
+    folder = str(tiny_models.folder("llama"))
+    options = {"files": 5, "file_bytes": 1500, "kind": kind, "seconds": 300.0, "out": None}
+    record = ingest_scale.run(**options, workdir=tmp_path, model=folder)
+    assert (record["ingested_files"], record["errors"], record["first_error"]) == (5, 0, None)
+    assert record["chunks"] >= 5
+    assert record["memory_at_end"]["anonymous"] > 10
