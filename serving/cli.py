@@ -11,6 +11,7 @@ import typer
 
 from serving import (
     cli_ask,
+    cli_config,
     cli_demo,
     cli_documents,
     cli_jobs,
@@ -43,6 +44,7 @@ app = typer.Typer(
 for room in (cli_server, cli_work, cli_ask, cli_documents, cli_jobs, cli_plan, cli_demo):
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
+app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_policy.app, name="policy")
 app.add_typer(cli_storage.app, name="storage")
 app.command()(cli_storage_view.usage)

@@ -5,62 +5,79 @@ from __future__ import annotations
 import difflib
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from storage.errors import UserError
 from storage.types import CODEC_NAMES
 
 PREFIX = "PREREAD_"
+CONFIG = PREFIX + "CONFIG"  # names a TOML file
 DTYPES = ("bfloat16", "float16", "float32")
+
+
+def _setting(default: Any, about: str, *, secret: bool = False) -> Any:
+    """A field with what it is for, which `preread config check` prints; a secret's value is never printed."""
+    return field(default=default, metadata={"about": about, "secret": secret}, repr=not secret)
 
 
 @dataclass(frozen=True)
 class Settings:
     """Every field is an environment variable: PREREAD_ and the field's name in capitals."""
 
-    data_dir: Path = Path("data")
-    host: str = "127.0.0.1"
-    port: int = 8321
-    # Where things live. Empty: under the data folder.
-    database_url: str = ""  # sqlite:///… or postgresql+psycopg://…
-    object_store: str = ""  # a folder, or s3://bucket/prefix
-    s3_endpoint: str = ""
-    s3_access_key: str = ""
-    s3_secret_key: str = ""
-    s3_region: str = "us-east-1"
-    encryption_keys: str = ""  # secrets, newest first, or "master": objects are encrypted here (docs/encryption.md)
-    broker_url: str = ""  # redis://…; empty: the local broker that `preread up` starts
-    secret: str = ""  # master secret for API keys and KV keys; empty: generated once in the data folder
-    # A parent site that has stored KV for this one; both or neither.
-    parent_url: str = ""  # https://…
-    parent_key: str = ""  # what `preread site add` has printed there
-    # The reader model and the embedder: a folder, or "embedded".
-    model: str = "embedded"
-    embedder: str = "embedded"
-    reranker: str = ""  # a cross-encoder's folder; empty: searches are not reranked
-    device: str = "cpu"
-    dtype: str = "bfloat16"
-    codec: str = ""  # how KV is written, by name; empty: `transform` in S3, where bytes are what costs, `raw` in a folder
-    threads: int = 0  # 0: as many as the machine has cores
+    data_dir: Path = _setting(  # noqa: RUF009 - makes a field
+        Path("data"), "the folder of what this machine keeps: catalogue, objects, caches, secret, unless they are elsewhere"
+    )
+    host: str = _setting("127.0.0.1", "the address that the API listens on")
+    port: int = _setting(8321, "the API's port")
+    # Where things live.
+    database_url: str = _setting("", "the catalogue: sqlite:///… or postgresql+psycopg://…; empty: SQLite in the data folder")
+    object_store: str = _setting("", "where bytes live: a folder, or s3://bucket/prefix; empty: in the data folder")
+    s3_endpoint: str = _setting("", "the S3 server's address; empty: Amazon's")
+    s3_access_key: str = _setting("", "S3 access key; empty: the environment's own credentials", secret=True)
+    s3_secret_key: str = _setting("", "S3 secret key", secret=True)
+    s3_region: str = _setting("us-east-1", "S3 region")
+    encryption_keys: str = _setting(
+        "", "secrets, newest first, or `master`: objects are encrypted before they leave (docs/encryption.md)", secret=True
+    )
+    broker_url: str = _setting("", "redis://…; empty: the local broker that `preread up` starts")
+    secret: str = _setting("", "master secret of API keys and KV keys; empty: made once in the data folder", secret=True)
+    # A parent site; both or neither.
+    parent_url: str = _setting("", "https://…: the parent site that has stored KV for this one (docs/sites.md)")
+    parent_key: str = _setting("", "what `preread site add` has printed at the parent", secret=True)
+    # The models.
+    model: str = _setting("embedded", "the reader: a model's folder, or `embedded`")
+    embedder: str = _setting("embedded", "the embedding model: a folder, or `embedded`")
+    reranker: str = _setting("", "a cross-encoder's folder; empty: searches are not reranked")
+    device: str = _setting("cpu", "where models compute: cpu, cuda, cuda:1, …")
+    dtype: str = _setting("bfloat16", "what models compute in: bfloat16, float16 or float32")
+    codec: str = _setting("", "how KV is written; empty: `transform` in S3, where bytes cost, `raw` in a folder")
+    threads: int = _setting(0, "threads of a model; 0: as many as the machine has cores")
     # Chunking, retrieval and prompts.
-    chunk_tokens: int = 400
-    context_tokens: int = 4096  # budget for retrieved chunks
-    top_k: int = 8
-    method: str = "default"
+    chunk_tokens: int = _setting(400, "tokens of a chunk at most")
+    context_tokens: int = _setting(4096, "tokens of all chunks retrieved for a question")
+    top_k: int = _setting(8, "chunks retrieved for a question")
+    method: str = _setting("default", "how prompts are blended where a request does not say")
     # Bounds.
-    max_requests: int = 8  # answered at once by one engine; more wait in a queue of four times as many
-    memory_cache_bytes: int = 512 << 20  # stored KV that was read last
-    disk_cache_bytes: int = -1  # of the same, in the data folder; -1: 8 GiB in front of S3, none in front of a folder
-    blended_cache_bytes: int = 256 << 20  # blended prompts, for a conversation's next turn
-    canary_share: float = 0.01  # of the answers, compared with full prefill when the engine is idle
-    max_upload_bytes: int = 512 << 20
-    lease_seconds: float = 60.0
-    tick_seconds: float = 2.0
-    policy_file: str = ""  # the operator's rules for stored KV, YAML; read again when it changes. See docs/policies.md
-    source_roots: str = ""  # folders, ':'-separated, from which corpora may be synced; empty: none
-    allowed_hosts: str = ""  # split by commas: where sources and webhooks may lead; empty: nowhere. See docs/sources.md
+    max_requests: int = _setting(8, "answered at once by one engine; more wait in a queue of four times as many")
+    memory_cache_bytes: int = _setting(512 << 20, "stored KV that was read last, in memory")
+    disk_cache_bytes: int = _setting(
+        -1, "the same on disk, in the data folder; -1: 8 GiB in front of S3, none in front of a folder"
+    )
+    blended_cache_bytes: int = _setting(256 << 20, "blended prompts, for a conversation's next turn")
+    canary_share: float = _setting(0.01, "share of the answers that are compared with full prefill when the engine is idle")
+    max_upload_bytes: int = _setting(512 << 20, "bytes of one upload at most")
+    lease_seconds: float = _setting(60.0, "how long a worker that does not answer keeps its file")
+    tick_seconds: float = _setting(2.0, "how often the beat looks for what is due")
+    # What the operator says.
+    policy_file: str = _setting("", "the operator's rules for stored KV, read again when the file changes (docs/policies.md)")
+    source_roots: str = _setting("", "folders, split by `:`, from which corpora may be synced; empty: none")
+    allowed_hosts: str = _setting(
+        "", "hosts, split by commas, where sources and webhooks may lead; empty: nowhere (docs/sources.md)"
+    )
 
     @property
     def database(self) -> str:
@@ -83,27 +100,67 @@ class Settings:
         return 8 << 30 if self.objects.startswith("s3://") and not self.encryption_keys else 0
 
 
+_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Settings)}
+
+
 def codec_for(objects: str) -> str:
     """The codec for an object store: a local disk gives raw KV as fast as memory, a network is waited for by the byte."""
     return "transform" if objects.startswith("s3://") else "raw"
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
-    """Settings from the environment. Raises UserError for an unknown name (with its nearest) or a bad value."""
-    env = os.environ if environ is None else environ
-    known = {f.name: f for f in fields(Settings)}
-    values: dict[str, object] = {}
-    for name, text in env.items():
-        if not name.startswith(PREFIX):
-            continue
-        field = name.removeprefix(PREFIX).lower()
-        if field not in known:
-            near = difflib.get_close_matches(field, known, n=1)
-            hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
-            raise UserError(f"unknown setting {name}{hint}")
-        values[field] = _convert(name, text, known[field].default)
-    settings = Settings(**{**values, **{k: v for k, v in overrides.items() if v is not None}})  # type: ignore[arg-type]
+    """Settings from the environment, and from the file that PREREAD_CONFIG names for what the environment does not say.
+    Raises UserError for an unknown name (with its nearest) or a bad value."""
+    given = {name: one.value for name, one in given_settings(environ).items()}
+    settings = Settings(**{**given, **{k: v for k, v in overrides.items() if v is not None}})
     return _checked(settings)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A setting that somebody has set, and where: a variable's name, or a file's."""
+
+    value: Any
+    where: str
+
+
+def given_settings(environ: Mapping[str, str] | None = None) -> dict[str, Given]:
+    """All that are set, by field. Raises UserError as `load_settings` does, but does not check them together."""
+    env = os.environ if environ is None else environ
+    found = {}
+    if path := env.get(CONFIG):
+        for name, value in _read_file(Path(path)).items():
+            known = _known(name, f"{name!r} in {path}", str)
+            found[known] = Given(_of_file(path, known, value), path)
+    for name, text in env.items():
+        if name.startswith(PREFIX) and name != CONFIG:
+            named = _known(name.removeprefix(PREFIX).lower(), name, lambda near: PREFIX + near.upper())
+            found[named] = Given(_convert(name, text, _DEFAULTS[named]), name)
+    return found
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{CONFIG}: {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{CONFIG}: {path} is not TOML: {error}") from None
+
+
+def _of_file(path: str, name: str, value: Any) -> Any:
+    kind: Any = type(_DEFAULTS[name])
+    wanted = str if issubclass(kind, Path) else kind
+    if type(value) is not wanted and not (wanted is float and type(value) is int):
+        raise UserError(f"{name} in {path} is {value!r}, but must be a {wanted.__name__}")
+    return kind(value)
+
+
+def _known(name: str, shown: str, spelt: Callable[[str], str]) -> str:
+    if name in _DEFAULTS:
+        return name
+    near = difflib.get_close_matches(name, _DEFAULTS, n=1)
+    raise UserError(f"unknown setting {shown}" + (f"; did you mean {spelt(near[0])}?" if near else ""))
 
 
 def _checked(settings: Settings) -> Settings:

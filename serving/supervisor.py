@@ -185,7 +185,7 @@ def environment(settings: Settings) -> dict[str, str]:
     """This process's environment with the settings as they are here, options included."""
     values = {f.name: getattr(settings, f.name) for f in fields(Settings)}
     changed = {f.name: values[f.name] for f in fields(Settings) if values[f.name] != f.default}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}  # what a file has said is in the settings
     return kept | {PREFIX + name.upper(): str(value) for name, value in changed.items()}
 
 
