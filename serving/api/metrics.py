@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +25,7 @@ class Metrics:
             ("method", "route", "status"),
             registry=self.registry,
         )
+        self.in_progress = Gauge("preread_http_in_progress", "Requests under way, streams included.", registry=self.registry)
         self.tokens = Counter(
             "preread_prompt_tokens", "Prompt tokens by origin.", ("origin",), registry=self.registry
         )

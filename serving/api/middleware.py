@@ -49,7 +49,7 @@ class RequestShell:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with structlog.contextvars.bound_contextvars(request_id=request_id), self.metrics.in_progress.track_inprogress():
             try:
                 await self.app(scope, receive, send_with_id)
             except ClientDisconnect:
