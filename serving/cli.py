@@ -11,6 +11,7 @@ import typer
 
 from serving import (
     cli_ask,
+    cli_backup,
     cli_config,
     cli_demo,
     cli_documents,
@@ -41,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for room in (cli_server, cli_work, cli_ask, cli_documents, cli_jobs, cli_plan, cli_demo):
+for room in (cli_server, cli_work, cli_ask, cli_documents, cli_jobs, cli_plan, cli_demo, cli_backup):
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
 app.add_typer(cli_config.app, name="config")
