@@ -183,9 +183,10 @@ def check_searches(site: Site, corpus: str) -> None:
 
 
 # A worker that asks the broker for its messages again long before a file is done.
-IMPATIENT = """
+VISIBILITY_S = 2
+IMPATIENT = f"""
 import serving.celery_app
-serving.celery_app.REDIS_OPTIONS["visibility_timeout"] = 2
+serving.celery_app.REDIS_OPTIONS["visibility_timeout"] = {VISIBILITY_S}
 from serving.cli import main
 main()
 """
@@ -217,6 +218,8 @@ def test_connections_reset_and_messages_delivered_again_do_each_file_once(small_
         generations = session.scalars(select(Document.generation)).all()
         attempts = session.scalars(select(JobFile.attempt)).all()
         statuses = session.scalars(select(Job.status)).all()
+        lasted = session.scalars(select(Job.finished_at - Job.started_at)).all()
     catalogue.close()
+    assert max(lasted) > 2 * VISIBILITY_S, "no job outlasted the broker's patience: this proves nothing"
     assert set(statuses) == {"completed"}
     assert (set(generations), set(attempts)) == ({1}, {0}), "one commit of each file"
