@@ -24,7 +24,8 @@ def sheet() -> FPDF:
 
 def put(pdf: FPDF, x: float, y: float, text: str, size: float = SIZE, style: str = "") -> None:
     """Words with their baseline at `y` points from the top."""
-    pdf.set_font("helvetica", style, size=size)
+    if (pdf.font_size_pt, pdf.font_style) != (size, style):
+        pdf.set_font("helvetica", style, size=size)
     pdf.text(x, y, text)
 
 
