@@ -75,7 +75,7 @@ def is_archive(source: bytes | BinaryIO) -> bool:
     return packed and office_kind(ends_of(stream)) is None
 
 
-def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Iterator[Extracted | Skipped]:
+def expand(source: bytes | BinaryIO, caps: Caps | None = None) -> Iterator[Extracted | Skipped]:
     """The files of an archive in its order, and what was skipped. Holds one file in memory at a time.
 
     Raises FileError: `archive_limit` over a cap, `invalid_file` if damaged, `unsupported_file` if neither.
@@ -90,7 +90,7 @@ def expand(source: bytes | BinaryIO, name: str, caps: Caps | None = None) -> Ite
         else:
             yield from _tar(_unpacked(stream, head, budget), budget)
     except _DAMAGED as error:
-        raise FileError(f"The archive {name} is damaged.", code="invalid_file") from error
+        raise FileError("The archive is damaged.", code="invalid_file") from error
 
 
 class Budget:

@@ -9,7 +9,8 @@ from typing import BinaryIO
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ingest.archive import Skipped, expand
+from ingest.archive import Skipped
+from ingest.archive_isolated import expand_isolated
 from ingest.detect import is_binary
 from ingest.files import SOURCE_PURPOSE, store_file
 from ingest.jobs import SEPARATOR, JobItem, add_items, attach
@@ -53,7 +54,7 @@ def unpack(
     files."""
     files: dict[str, File] = {}
     skipped: list[str] = []
-    for part in expand(archive, path):
+    for part in expand_isolated(archive, path, check):
         check()
         if isinstance(part, Skipped):
             skipped.append(f"{part.path}: {part.reason}")

@@ -7,28 +7,16 @@ when it is killed for its time, and after a number of files, so that what leaks 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import queue
-import select
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from ingest.parser_child import PREFIX, document_of, frame_head
+from ingest import pipes
+from ingest.parser_child import document_of
 from storage.errors import FileError
 from storage.types import ParsedDocument
-
-_PIECE = 1 << 16  # bytes moved at a time
-_START_S = 60.0  # a child's time to start, which no file pays for
-_LOOK_S = 0.1  # how often a parse that runs is asked whether it is still wanted
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 class ParserPool:
@@ -92,13 +80,17 @@ class _Child:
     def parse(self, data: bytes, name: str, check: Callable[[], None]) -> ParsedDocument:
         if self._process is not None and self._process.poll() is not None:
             self.stop()  # it died between two files, which is no fault of this one
-        request = {"name": name, "bytes": len(data)}
+        request = pipes.frame_head({"name": name, "bytes": len(data)})
         answer: dict[str, Any] | None = None
         try:
-            process = self._process or self._start(check)
+            if self._process is None:
+                self._process = pipes.start("ingest.parser_child", [str(self._memory), str(self._wall_s)], subprocess.PIPE, check)
+                self.files = 0
             self.files += 1
-            with _nonblocking(process):
-                answer = _exchange(process, frame_head(request), data, _Until(time.monotonic() + self._wall_s, check))
+            until = pipes.Until(self._wall_s, check)
+            for part in (request, data):
+                pipes.send(self._process, part, until)
+            answer = pipes.answer(self._process, until)
         except TimeoutError as error:
             raise FileError(
                 f"Reading this file took more than {self._wall_s:g} seconds and was stopped.",
@@ -113,104 +105,7 @@ class _Child:
             raise FileError(answer["message"], code=answer["code"])
         return document_of(answer)
 
-    def _start(self, check: Callable[[], None]) -> subprocess.Popen[bytes]:
-        arguments = [str(self._memory), str(self._wall_s)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ingest.parser_child", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            bufsize=0,
-        )
-        self.files = 0
-        with _nonblocking(self._process):
-            _answer(self._process, _Until(time.monotonic() + _START_S, check))
-        return self._process
-
     def stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-
-def _environment() -> dict[str, str]:
-    """What an interpreter needs to start and find this package, and nothing that is secret."""
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "SYSTEMROOT") if key in os.environ}
-    return {**kept, "PYTHONPATH": str(_ROOT), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-# --- one exchange over the pipes ---
-
-
-@dataclass(frozen=True)
-class _Until:
-    """When to give up: at a time, or when `check` raises."""
-
-    deadline: float
-    check: Callable[[], None]
-
-    def wait(self, descriptor: int, event: int) -> None:
-        """Return once the pipe is ready. Raises TimeoutError, and whatever `check` raises."""
-        poll = select.poll()
-        poll.register(descriptor, event)
-        while True:
-            self.check()
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            if poll.poll(min(left, _LOOK_S) * 1000):
-                return
-
-
-@contextlib.contextmanager
-def _nonblocking(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            os.set_blocking(pipe.fileno(), False)
-    yield
-
-
-def _exchange(process: subprocess.Popen[bytes], head: bytes, data: bytes, until: _Until) -> dict[str, Any]:
-    """Send a request and read its answer. Raises TimeoutError, EOFError, OSError, ValueError, and what the check does."""
-    assert process.stdin is not None
-    for part in (head, data):
-        _send(process.stdin.fileno(), memoryview(part), until)
-    return _answer(process, until)
-
-
-def _answer(process: subprocess.Popen[bytes], until: _Until) -> dict[str, Any]:
-    """The child's next answer; the first says that it has started. Raises like `_exchange`."""
-    assert process.stdout is not None
-    read = process.stdout.fileno()
-    (length,) = PREFIX.unpack(_receive(read, PREFIX.size, until))
-    answer = json.loads(_receive(read, length, until))
-    if not isinstance(answer, dict):
-        raise ValueError("the child answered with something else than an object")
-    return answer
-
-
-def _send(descriptor: int, view: memoryview, until: _Until) -> None:
-    while view:
-        until.wait(descriptor, select.POLLOUT)
-        with contextlib.suppress(BlockingIOError):
-            view = view[os.write(descriptor, view[:_PIECE]) :]
-
-
-def _receive(descriptor: int, length: int, until: _Until) -> bytes:
-    parts: list[bytes] = []
-    missing = length
-    while missing:
-        until.wait(descriptor, select.POLLIN)
-        part = os.read(descriptor, min(missing, _PIECE))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+        if process is not None:
+            pipes.stop(process)

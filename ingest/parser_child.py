@@ -1,8 +1,7 @@
 """The child's side of isolated parsing: `python -m ingest.parser_child <memory bytes> <seconds per file>`.
 
-A request is a length, a JSON object `{"name", "bytes"}` and that many raw bytes; an answer is a length and a
-JSON object: a document, or `{"code", "message"}`, or before the first request an empty one, once the child has started.
-Lengths are 8 bytes, little-endian. Nothing is unpickled.
+Messages are those of `pipes.py`. A request is `{"name", "bytes"}` and that many raw bytes; an answer is a document, or
+`{"code", "message"}`, or before the first request, once the child has started, `{"network_cut"}`.
 """
 
 from __future__ import annotations
@@ -11,22 +10,15 @@ import json
 import os
 import resource
 import signal
-import struct
 import sys
 from typing import Any, BinaryIO
 
 from ingest.no_network import cut_network
+from ingest.pipes import PREFIX, frame_head
 from storage.errors import FileError
 from storage.types import Anchor, Block, ParsedDocument
 
-PREFIX = struct.Struct("<Q")
 _GRACE_S = 5.0  # the parent's clock should end a file first; this one is for a parent that is gone
-
-
-def frame_head(value: dict[str, Any]) -> bytes:
-    """A JSON object behind its length. Lone surrogates in names survive: JSON escapes them."""
-    body = json.dumps(value, separators=(",", ":")).encode("ascii")
-    return PREFIX.pack(len(body)) + body
 
 
 def document_to(document: ParsedDocument) -> dict[str, Any]:
@@ -93,16 +85,21 @@ def _answer(data: bytes, name: str) -> dict[str, Any]:
 def main() -> None:
     """Limit this process, keep the answer pipe from stray prints, take away the network, and serve."""
     memory, wall_s = int(sys.argv[1]), float(sys.argv[2])
+    answers = confined(memory)
+    import ingest.parsers  # noqa: F401 - before the first request, so that its clock does not pay for it
+
+    answers.write(frame_head({"network_cut": cut_network()}))
+    answers.flush()
+    serve(sys.stdin.buffer, answers, wall_s)
+
+
+def confined(memory: int) -> BinaryIO:
+    """Limit this process to so many bytes of memory. The pipe for its answers: what is printed goes elsewhere."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    import ingest.parsers  # noqa: F401 - before the first request, so that its clock does not pay for it
-
-    cut_network()
-    answers.write(frame_head({}))
-    answers.flush()
-    serve(sys.stdin.buffer, answers, wall_s)
+    return answers
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from storage.types import Block
+from ingest.encoding import decode
+from ingest.parsers.outline import anchors_of
+from storage.types import Block, ParsedDocument
 
 BIG = 1500  # characters of an entry that is opened
 DEPTH = 6  # of entries in entries; what lies deeper is cut by lines
@@ -19,6 +21,13 @@ class Entry:
     start: int
     end: int
     children: list[Entry] = field(default_factory=list)
+
+
+def read_entries(data: bytes, structure: Callable[[str], Sequence[Block]]) -> ParsedDocument:
+    """The document of a file whose own text is its text. Raises FileError."""
+    text = decode(data)
+    blocks = structure(text)
+    return ParsedDocument(text, tuple(blocks), anchors_of(blocks))
 
 
 def entry_blocks(text: str, entries: Sequence[Entry]) -> list[Block]:

@@ -6,9 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from ingest.encoding import decode
-from ingest.parsers.entries import BIG, DEPTH, Entry, entry_blocks
-from ingest.parsers.outline import anchors_of
+from ingest.parsers.entries import BIG, DEPTH, Entry, entry_blocks, read_entries
 from ingest.parsers.text import line_blocks
 from storage.types import Block, ParsedDocument
 
@@ -24,9 +22,7 @@ class JsonParser:
     version: int = 1
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
-        text = decode(data)
-        blocks = _structure(text)
-        return ParsedDocument(text, tuple(blocks), anchors_of(blocks))
+        return read_entries(data, _structure)
 
 
 def _structure(text: str) -> list[Block]:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ingest.encoding import decode
-from ingest.parsers.entries import Entry, entry_blocks, with_comments
-from ingest.parsers.outline import anchors_of
+from ingest.parsers.entries import Entry, entry_blocks, read_entries, with_comments
 from ingest.parsers.text import line_blocks
 from storage.types import Block, ParsedDocument
 
@@ -27,9 +25,7 @@ class TomlParser:
     version: int = 1
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
-        text = decode(data)
-        blocks = _structure(text)
-        return ParsedDocument(text, tuple(blocks), anchors_of(blocks))
+        return read_entries(data, _structure)
 
 
 def _structure(text: str) -> list[Block]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from ingest.parsers.outline import anchors_of
 from storage.types import Anchor, Block, ParsedDocument
@@ -20,11 +21,14 @@ class Writer:
     _blocks: list[Block] = field(default_factory=list)
     _pages: dict[int, int | None] = field(default_factory=dict)  # by where they begin
 
-    def add(self, kind: str, text: str, *, header: str = "", breaks: Sequence[int] = ()) -> None:
-        """Write a block; `breaks` count from its start. What is blank is not written."""
+    def add(
+        self, kind: str, text: str, *, header: str = "", breaks: Sequence[int] = (), pages: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Write a block; `breaks` count from its start, and so do `pages`: where each begins. What is blank is not written."""
         if not text or text.isspace():
             return
         start = self._begin()
+        self._pages |= {start + offset: page for offset, page in pages}
         self._write(text)
         shifted = tuple(start + offset for offset in breaks)
         self._blocks.append(Block(kind, start, self.length, self.path, header, shifted))
@@ -33,15 +37,21 @@ class Writer:
         """Write a block that may be cut before each of its lines."""
         self.add(kind, "\n".join(lines), breaks=line_starts(lines))
 
-    def table(self, rows: Sequence[Sequence[str]], headers: int, header: str = "") -> None:
+    def table(
+        self, rows: Sequence[Sequence[str]], headers: int, header: str = "", pages: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """A row per line, its cells between bars; cut between rows only, the first row of data stays with the header.
 
-        `headers` rows are the header; where there is none, `header` may be that of a table above.
+        `headers` rows are the header; where there is none, `header` may be that of a table above. `pages`: the pages that
+        the rows are on, and how many on each; then no row is blank.
         """
         lines = [line for row in rows if (line := _row(row))]
         headers = sum(bool(_row(row)) for row in rows[:headers])
         above = "\n".join(lines[:headers]) or header
-        self.add("table", "\n".join(lines), header=above, breaks=line_starts(lines)[headers:])
+        starts = (0, *line_starts(lines))
+        firsts = accumulate((count for _, count in pages), initial=0)
+        turns = [(starts[first], page) for (page, _), first in zip(pages, firsts, strict=False)]
+        self.add("table", "\n".join(lines), header=above, breaks=starts[1:][headers:], pages=turns)
 
     def page(self, number: int) -> None:
         """What comes next is on this page."""
@@ -71,7 +81,8 @@ class Writer:
         headings: tuple[str, ...] = ()
         for start in sorted({*pages, *changes}):
             page, headings = pages.get(start, page), changes.get(start, headings)
-            anchors.append(Anchor(start, page, headings))
+            if not anchors or (page, headings) != (anchors[-1].page, anchors[-1].headings):
+                anchors.append(Anchor(start, page, headings))
         return ParsedDocument(text, tuple(self._blocks), tuple(anchors), title, tuple(self.warnings))
 
     def _begin(self) -> int:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from ingest.encoding import decode
-from ingest.parsers.entries import DEPTH, Entry, entry_blocks, with_comments
-from ingest.parsers.outline import anchors_of
+from ingest.parsers.entries import DEPTH, Entry, entry_blocks, read_entries, with_comments
 from ingest.parsers.text import line_blocks
 from storage.types import Block, ParsedDocument
 
@@ -24,9 +22,7 @@ class YamlParser:
     version: int = 1
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
-        text = decode(data)
-        blocks = _structure(text)
-        return ParsedDocument(text, tuple(blocks), anchors_of(blocks))
+        return read_entries(data, _structure)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ingest import jobs
-from ingest.archive import Skipped, expand, is_archive
+from ingest.archive import Skipped, is_archive
+from ingest.archive_isolated import expand_isolated
 from ingest.job_view import view
 from ingest.jobs import JobItem, attach, create_job
 from serving.api.parts import ApiParts
@@ -144,7 +145,7 @@ def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[tuple[str, byte
         if not is_archive(stream):
             yield path, stream
             continue
-        for part in expand(stream, path):
+        for part in expand_isolated(stream, path):
             yield part.path, part if isinstance(part, Skipped) else part.data
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from fixtures_work import Work
 
-from ingest import isolate
+from ingest import pipes
 from ingest.isolate import ParserPool, parse_isolated
 from ingest.parser_child import document_of, document_to
 from ingest.parsers import parse
@@ -166,13 +166,13 @@ def test_a_file_larger_than_a_pipe_goes_both_ways(pool: ParserPool) -> None:
 
 def test_a_child_sees_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREREAD_SECRET", "x")
-    assert not any("PREREAD" in key for key in isolate._environment())
+    assert not any("PREREAD" in key for key in pipes.environment())
 
 
 def test_a_child_does_not_import_torch() -> None:
     code = "import sys, ingest.parser_child, ingest.parsers, ingest.isolate; sys.exit('torch' in sys.modules)"
     assert (
-        subprocess.run([sys.executable, "-c", code], env=isolate._environment(), check=False).returncode == 0
+        subprocess.run([sys.executable, "-c", code], env=pipes.environment(), check=False).returncode == 0
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest import isolate
+from ingest import pipes
 from ingest.isolate import ParserPool
 
 ENFORCED = sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"}
@@ -20,7 +20,7 @@ needs_filter = pytest.mark.skipif(not ENFORCED, reason="the system's own way is 
 def run(code: str) -> str:
     """What a process without network prints; it runs as a parser's child does."""
     program = f"from ingest.no_network import cut_network\nenforced = cut_network()\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], env=isolate._environment(), capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], env=pipes.environment(), capture_output=True, check=False)
     assert not done.stderr, done.stderr.decode()
     return done.stdout.decode().strip()
 

@@ -1,13 +1,20 @@
-"""An edit changes the chunks it touches: in a contract of 300 pages, in prose without a heading, in code, in data."""
+"""An edit changes the chunks it touches: in a contract of 300 pages, in prose without a heading, in code, in data; in a file
+of its own text as in one that is written as text, and where each page of it begins elsewhere than before."""
 
 from __future__ import annotations
 
 import functools
+import html
 import json
 import random
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 
+import docx
 import pytest
 from ingest_tokens import PlainTokenizer, check_cover
+from office_kit import saved
+from pdf_kit import STEP, put, sheet, written
 
 from ingest.chunker import cut
 from ingest.parsers import parse
@@ -65,17 +72,17 @@ def contract(form: str, pages: int = 300) -> tuple[str, int, int]:
     return "\n\n".join(parts) + "\n", number, references
 
 
-def chunks_of(text: str, name: str) -> list[Chunk]:
-    document = parse(text.encode(), name)
+def chunks_of(data: bytes, name: str) -> list[Chunk]:
+    document = parse(data, name)
     chunks = cut(document, PLAIN, max_tokens=300)
     check_cover(document, chunks)
     return chunks
 
 
-def changed(before: str, after: str, name: str) -> tuple[int, int]:
+def changed(before: str, after: str, name: str, write: Callable[[str], bytes] = str.encode) -> tuple[int, int]:
     """How many of the chunks of the edited text are new, and how many there are."""
-    old = {chunk.token_ids for chunk in chunks_of(before, name)}
-    new = chunks_of(after, name)
+    old = {chunk.token_ids for chunk in chunks_of(write(before), name)}
+    new = chunks_of(write(after), name)
     return sum(chunk.token_ids not in old for chunk in new), len(new)
 
 
@@ -97,6 +104,81 @@ def test_a_paragraph_added_to_it_changes_only_the_chunks_it_touches(form: str, p
     new, count = changed(text, f"{text[:at]}{ADDED}\n\n{text[at:]}", "contract.txt")
     assert count > 800
     assert new <= 4
+
+
+def is_heading(part: str) -> bool:
+    return len(part) < 60 and part[-1].isalpha()
+
+
+def as_html(text: str) -> bytes:
+    tags = ((("h2" if is_heading(part) else "p"), html.escape(part)) for part in text.strip().split("\n\n"))
+    return ("<!doctype html><title>t</title>" + "".join(f"<{tag}>{part}</{tag}>" for tag, part in tags)).encode()
+
+
+def as_docx(text: str) -> bytes:
+    document = docx.Document()
+    heading, body = document.styles["Heading 1"], document.styles["Normal"]
+    for part in text.strip().split("\n\n"):
+        document.add_paragraph(part, heading if is_heading(part) else body)
+    return saved(document)
+
+
+class Pages:
+    """A PDF in the making, with a running head, page numbers, and as many columns as it is given the left edges of."""
+
+    def __init__(self, lefts: Sequence[int]) -> None:
+        self.pdf, self.lefts = sheet(), lefts
+        self.column, self.y = len(lefts), 0
+
+    def line(self, text: str, size: int) -> None:
+        """Put a line below the last one, or at the top of the next column or page."""
+        if self.column == len(self.lefts) or self.y > 770:
+            self.column, self.y = self.column + 1, 90
+        if self.column >= len(self.lefts):
+            self.column = 0
+            self.pdf.add_page()
+            put(self.pdf, 50, 40, "Master Agreement, confidential", 8)
+            put(self.pdf, 290, 815, f"Page {self.pdf.page_no()}", 8)
+        put(self.pdf, self.lefts[self.column], self.y, text, size)
+        self.y += STEP
+
+
+def as_pdf(text: str, lefts: Sequence[int] = (50,), width: int = 96) -> bytes:
+    pages = Pages(lefts)
+    for part in text.encode("latin-1", "ignore").decode("latin-1").strip().split("\n\n"):
+        for line in textwrap.wrap(part, width):
+            pages.line(line, 14 if is_heading(part) else 10)
+        pages.y += 8
+    return written(pages.pdf)
+
+
+def in_two_columns(text: str) -> bytes:
+    return as_pdf(text, (50, 310), 46)
+
+
+WRITERS: Mapping[str, Callable[[str], bytes]] = {
+    "contract.html": as_html, "contract.docx": as_docx, "contract.pdf": as_pdf, "columns.pdf": in_two_columns,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "place"), [
+    ("contract.html", 0.0), ("contract.docx", 0.0), ("contract.pdf", 0.0),
+    *(pytest.param(name, place, marks=pytest.mark.slow) for name, place in [("contract.pdf", 0.5), ("columns.pdf", 0.0)]),
+])  # fmt: skip
+def test_a_paragraph_added_to_a_page_or_an_office_file_changes_only_the_chunks_it_touches(name: str, place: float) -> None:
+    text, _, _ = contract("1.")
+    at = text.find("\n\n", int(len(text) * place)) + 2
+    new, count = changed(text, f"{text[:at]}{ADDED}\n\n{text[at:]}", name, WRITERS[name])
+    assert count > 800
+    assert new <= 4
+
+
+def test_a_paragraph_before_a_pdf_of_150_pages_without_a_heading_changes_few_chunks() -> None:
+    rng = random.Random(5)
+    text = "\n\n".join(paragraph(rng) for _ in range(1_000))
+    new, count = changed(text, f"{ADDED}\n\n{text}", "prose.pdf", as_pdf)
+    assert count > 100
+    assert new <= 6
 
 
 def test_a_paragraph_before_900_kb_of_prose_without_a_heading_changes_few_chunks() -> None:
