@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 _HEAD = struct.Struct("<8s3I")
 _MAGIC = b"PRBASIS1"
 MAX_BYTES = 1 << 30
 ONES = 3  # rows of the mean: as many bf16 numbers hold all digits of an fp32
-_ROWS = 16
+_ROWS = 16  # what the tokens are filled up to a multiple of
 _CAPABILITIES: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+_FLOATS = 1 << 18  # of V at once
 _BF16_PRODUCTS = bool(_CAPABILITIES.get("avx512_bf16"))
 SLACK = 0.01  # of a step: what rounding in the encoder's own arithmetic may add
 
@@ -93,25 +93,34 @@ class Basis:
         """V [kv_heads, tokens, head_dim] in units of steps, fp32, of the same shape."""
         return (v.float() - self.means[layer, 1].unsqueeze(-2)) / self.steps[layer]
 
-    def expand_k(self, x: npt.NDArray[np.int16], first: int, out: torch.Tensor) -> None:
-        """`out` [layers, kv_heads, tokens, head_dim], the layers from `first` on, from integers `x` [layers,
-        ONES + head_dim, kv_heads, tokens], the first rows ONES times 1. Sums are fp32, rounded once: the integers, up to
-        256, are exact in bf16 as well, whose products are taken where the processor has them: twice as fast."""
-        layers, _, heads, tokens = x.shape
-        fast = out.dtype == torch.bfloat16 and _BF16_PRODUCTS
-        # Filled up, since the library makes code for each shape it meets, which takes as long as a small chunk.
-        rows = np.zeros((layers, heads, -(-tokens // _ROWS) * _ROWS, x.shape[1]), np.int16)
-        rows[:, :, :tokens] = x.transpose(0, 2, 3, 1)
-        numbers = torch.from_numpy(rows).to(torch.bfloat16 if fast else torch.float32)
-        matrices = (self._rows_bf16 if fast else self._rows)[first : first + layers]
-        out.copy_(torch.bmm(numbers.flatten(0, 1), matrices.flatten(0, 1)).view(*rows.shape[:3], -1)[:, :, :tokens])
+    def expand_k(self, x: torch.Tensor, high: Mapping[int, torch.Tensor], first: int, out: torch.Tensor) -> None:
+        """`out` [layers, kv_heads, tokens, head_dim], the layers from `first` on, from integers `x` int8 [layers, components,
+        kv_heads, tokens]; `high`: for some layers what to add to the first components, in units of 256, int8. Sums are fp32,
+        rounded once: the integers, up to 256, are exact in bf16 as well, whose products are taken where the processor has
+        them: twice as fast.
 
-    def expand_v(self, x: torch.Tensor, added: torch.Tensor, first: int, out: torch.Tensor) -> None:
-        """`out` from integers `x` fp32, both [layers, kv_heads, tokens, head_dim], to which `added` [layers] was added;
-        `x` is written over."""
-        steps = self.steps[first : first + len(x)].view(-1, 1, 1, 1)
-        means = self.means[first : first + len(x), 1].unsqueeze(-2) - added.view(-1, 1, 1, 1) * steps
-        out.copy_(torch.addcmul(means, x, steps, out=x))
+        The product reads its left side transposed, at no cost; a transposition before it would take as long as itself."""
+        layers, width, heads, tokens = x.shape
+        fast = out.dtype == torch.bfloat16 and _BF16_PRODUCTS
+        matrices = (self._rows_bf16 if fast else self._rows)[first : first + layers].flatten(0, 1)
+        # Filled up, since the library makes code for each shape it meets, which takes as long as a small chunk.
+        rows = torch.empty((layers, heads, ONES + width, -(-tokens // _ROWS) * _ROWS), dtype=matrices.dtype)
+        rows[:, :, :ONES] = 1
+        rows[:, :, ONES:, :tokens] = x.transpose(1, 2)
+        for layer, more in high.items():
+            rows[layer, :, ONES : ONES + len(more), :tokens] += 256.0 * more.transpose(0, 1)
+        product = torch.bmm(rows.flatten(0, 1).transpose(1, 2), matrices)
+        out.copy_(product.view(layers, heads, -1, width)[:, :, :tokens])
+
+    def expand_v(self, x: torch.Tensor, high: Mapping[int, torch.Tensor], first: int, out: torch.Tensor) -> None:
+        """`out` from integers `x` int8, both [layers, kv_heads, tokens, head_dim], and `high` as above; in fp32, rounded once."""
+        steps, means = self.steps[first : first + len(x)].view(-1, 1, 1, 1), self.means[first : first + len(x), 1].unsqueeze(-2)
+        each = -(-_FLOATS // x[0].numel())  # layers: what is in between stays in the processor's cache
+        for span in (slice(at, at + each) for at in range(0, len(x), each)):
+            numbers = x[span].float()
+            for layer in high.keys() & set(range(len(x))[span]):
+                numbers[layer - span.start] += 256.0 * high[layer]
+            out[span] = torch.addcmul(means[span], numbers, steps[span], out=numbers)
 
     def holds(self, found: torch.Tensor, layer: torch.Tensor, number: int) -> bool:
         """Whether `found` is within half a step of `layer` in every component, but for the dtype's rounding of `found`."""

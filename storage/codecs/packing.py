@@ -16,9 +16,10 @@ AT_ONCE = 1 << 19  # elements of K or V: what a call costs in itself is then lit
 
 
 def spans(layers: int, elements: int) -> Iterator[slice]:
-    """Layers to decode together, for `elements` of K in each: what a call costs is much to a short chunk's layer."""
-    step = max(1, AT_ONCE // max(1, elements))
-    return (slice(start, min(start + step, layers)) for start in range(0, layers, step))
+    """Layers to decode together, for `elements` of K in each: as many in each step, so that few shapes of arrays come up."""
+    steps = -(-layers * elements // AT_ONCE)
+    each = -(-layers // min(layers, steps))
+    return (slice(start, min(start + each, layers)) for start in range(0, layers, each))
 
 
 def packed_length(count: int, bits: int) -> int:
@@ -27,9 +28,10 @@ def packed_length(count: int, bits: int) -> int:
 
 
 def pack(values: npt.NDArray[np.unsignedinteger[Any]], bits: int) -> Bytes:
-    """`values` [count], each below 2**bits, as uint8 [packed_length]: the first value in the lowest bits, zeros at the end."""
-    if bits >= 8:
-        return np.concatenate([(values >> shift).astype(np.uint8) for shift in range(0, bits, 8)])
+    """`values` [count], each below 2**bits (2, 4 or 8), as uint8 [packed_length]: the first value in the lowest bits, zeros at
+    the end."""
+    if bits == 8:
+        return values.astype(np.uint8)
     each = 8 // bits
     padded = np.zeros((packed_length(len(values), bits), each), np.uint8)
     padded.reshape(-1)[: len(values)] = values
@@ -38,8 +40,8 @@ def pack(values: npt.NDArray[np.unsignedinteger[Any]], bits: int) -> Bytes:
 
 
 def unpack(data: Bytes, bits: int, out: npt.NDArray[Any]) -> None:
-    """The inverse of `pack`, along the last axis: fills `out` [..., count], of a type that holds the numbers, from `data`
-    [..., packed_length(count, bits)]."""
+    """The inverse of `pack`, for 16 bits as well, along the last axis: fills `out` [..., count], of a type that holds the
+    numbers, from `data` [..., packed_length(count, bits)]."""
     if bits == 16:
         low, high = np.split(data, 2, axis=-1)
         np.multiply(high, 256, out=out, dtype=out.dtype)
