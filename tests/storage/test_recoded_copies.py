@@ -96,21 +96,28 @@ def test_what_memory_took_from_a_recoded_copy_says_so_and_what_it_took_from_home
     assert same(house.read(), through("int8")), "from memory now, the same numbers"
 
 
-def test_a_copy_that_leaves_the_device_for_memory_still_says_through_which_codec_it_came(tmp_path: Path) -> None:
-    size = RECORDS[0].kv.nbytes
+def test_a_copy_says_through_which_codec_it_came_wherever_it_moves(tmp_path: Path) -> None:
     with_disk = DiskTier(tmp_path / "cache", ROOM)
-    store = KVStore(home_of(tmp_path / "home", RECORDS), ROOM, disk=with_disk, device_bytes=size)
-    store.chain.keep_as({KEYS[0]: "int8"})
-    store.chain.prefetch("disk", KEYS[:1], WIDE)
-    assert store.chain.flush(20)
-    for key in KEYS[:2]:  # the second makes the first leave
+    store = KVStore(home_of(tmp_path / "home", RECORDS), ROOM, disk=with_disk, device_bytes=RECORDS[0].kv.nbytes)
+    chain, device, memory = store.chain, store.chain._device, store.chain._memory
+    assert device is not None
+
+    def read(key: str) -> None:
         store.get(key, WIDE)
-        assert store.chain.flush(20)
-        store.chain._memory.forget(KEYS[:1])
-        if key == KEYS[0]:
-            assert store.chain.held("device")[key].codec == "int8"
-    store.get(KEYS[0], WIDE)
-    assert store.chain.held("memory")[KEYS[0]].codec == "int8"
+        assert chain.flush(20)
+
+    chain.keep_as({KEYS[0]: "int8"})
+    chain.prefetch("disk", KEYS[:1], WIDE)
+    assert chain.flush(20)
+    read(KEYS[0])
+    assert chain.held("device")[KEYS[0]].codec == "int8", "from the disk"
+    device.forget(KEYS)
+    read(KEYS[0])
+    assert chain.held("device")[KEYS[0]].codec == "int8", "from memory"
+    memory.forget(KEYS)
+    read(KEYS[1])
+    assert chain.held("device").keys() == {KEYS[1]}
+    assert chain.held("memory")[KEYS[0]].codec == "int8", "from the device, which had to make room"
     with_disk.close()
 
 
@@ -153,6 +160,16 @@ def test_without_the_rule_its_copies_are_read_no_more_in_any_tier(house: House) 
     assert same(house.read(0), RECORDS[0]), "home's bits again"
     assert same(house.read(1), through("int8", RECORDS[1])), "for the other nothing has changed"
     assert house.codec_on_disk(0) == "lossless"
+
+
+def test_what_memory_took_from_a_copy_that_is_gone_by_now_goes_with_the_rule_too(house: House) -> None:
+    house.store.chain.keep_as({KEYS[0]: "int8"})
+    house.read()
+    house.drop_memory()
+    house.read()
+    house.disk.forget(KEYS)  # as if it had been evicted
+    house.store.chain.keep_as({})
+    assert same(house.read(), RECORDS[0])
 
 
 def test_another_codec_in_the_rule_replaces_the_copy(house: House) -> None:
