@@ -7,12 +7,12 @@ left is the signature, whose key is the same all day. Tests compare it with boto
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import hmac
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from botocore import auth
 from botocore.credentials import Credentials
 from botocore.exceptions import NoCredentialsError
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _PROBE = "probe"
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 class Signer:
@@ -36,12 +40,12 @@ class Signer:
 
     def url(self, method: str, key: str) -> str:
         """For a GET or HEAD of an object. Raises botocore's NoCredentialsError."""
-        if self._credentials is None:
+        who = self._credentials.get_frozen_credentials() if self._credentials else None
+        if who is None or not who.secret_key:
             raise NoCredentialsError
-        who = self._credentials.get_frozen_credentials()
         origin, host, folder = self._place = self._place or self._address()
         path = folder + quote(key, safe="/~")
-        time = auth.get_current_datetime().strftime("%Y%m%dT%H%M%SZ")
+        time = _now().strftime("%Y%m%dT%H%M%SZ")
         scope = f"{time[:8]}/{self._region}/s3/aws4_request"
         token = f"&X-Amz-Security-Token={quote(who.token, safe='~')}" if who.token else ""
         query = (

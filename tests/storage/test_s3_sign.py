@@ -31,7 +31,8 @@ class Clock:
 def clock() -> Iterator[Clock]:
     made = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("botocore.auth.get_current_datetime", lambda *_: made.now)
+        for clock in ("botocore.auth.get_current_datetime", "storage.s3_sign._now"):
+            patch.setattr(clock, lambda *_: made.now)
         yield made
 
 
