@@ -51,7 +51,8 @@ def _why(corpus: dict[str, Any], tier: str) -> str:
         return "default"
     said = [f"{action} by {rule}" for action, rules in corpus["rules"].items() if action in ("pin", "keep", "prefetch")
             for rule in rules if rule != "default"]  # fmt: skip
-    return ", ".join(said) or "used lately"
+    said = said or ["used lately"]
+    return ", ".join([*said, *(f"{n} through {codec}" for codec, n in corpus["tiers"][tier]["codecs"].items())])
 
 
 def _money(corpus: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.facts import facts_of, page_of
 from storage.catalogue.schema import ChunkRow, Corpus, Document, KVObject
+from storage.codecs import CODECS
 from storage.cron import next_due
 from storage.policy.file import PolicyFile
 from storage.policy.rules import Policy
@@ -34,6 +35,7 @@ class _Seen:
 
     pinned: dict[str, set[str]] = field(default_factory=lambda: {tier: set() for tier in TIERS})  # keys by tier
     prefetches: set[Prefetch] = field(default_factory=set)
+    codecs: dict[str, str] = field(default_factory=dict)  # of copies on disk, by key
     told: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
 
     def note(self, corpus_id: str, decision: Decision) -> None:
@@ -80,6 +82,7 @@ class Placement:
             self._version = self.policy.version
             self._seen = self._pass(policy, now)
             self._due = {p: self._due.get(p) or next_due(p.cron, p.timezone, now) for p in self._seen.prefetches}
+            self.tiers.keep_as(self._seen.codecs)  # before pins, whose copies come as they are to lie
             self._next_pass = now + max(PASS_SECONDS, (time.monotonic() - begun) / PASS_SHARE)
         self._keep(policy)
         for tier in self.tiers.tiers:
@@ -94,16 +97,20 @@ class Placement:
         seen = _Seen()
         if not policy.speaks_of(*ACTIONS):
             return seen
+        codecs: dict[str, str] = {}
         for decided in self._decided(policy, now):
             pinned: dict[str, list[str]] = {}
             for facts, decision in decided:
                 seen.note(facts.corpus_id, decision)
                 if decision.actions.prefetch is not None:
                     seen.prefetches.add(decision.actions.prefetch)
+                if decision.actions.disk_codec is not None:
+                    codecs[facts.document_id] = decision.actions.disk_codec
                 if decision.actions.pin is not None:
                     pinned.setdefault(decision.actions.pin, []).append(facts.document_id)
             for tier, documents in pinned.items():
                 seen.pinned[tier].update(self._keys(documents))
+        seen.codecs = self._codecs(codecs)
         return seen
 
     def _decided(self, policy: Policy, now: float) -> Iterator[list[tuple[DocumentFacts, Decision]]]:
@@ -131,6 +138,18 @@ class Placement:
                 keys.update(key for key in session.scalars(query) if key is not None)
         return keys
 
+    def _codecs(self, by_document: Mapping[str, str]) -> dict[str, str]:
+        """By key, for copies on disk. A text that several documents have is kept as the most exact of their rules says, and
+        as the stored object is where there is none for one of them."""
+        found: dict[str, set[str | None]] = {}
+        keys = sorted(self._keys(list(by_document)))
+        for at in range(0, len(keys), BATCH):
+            query = select(ChunkRow.kv_key, ChunkRow.document_id).where(ChunkRow.kv_key.in_(keys[at : at + BATCH]))
+            with self._catalogue.read() as session:
+                for key, document_id in session.execute(query):
+                    found.setdefault(str(key), set()).add(by_document.get(document_id))
+        return {key: next(name for name in CODECS if name in said) for key, said in found.items() if None not in said}
+
     # --- what the tiers are told ---
 
     def _keep(self, policy: Policy) -> None:
@@ -153,7 +172,7 @@ class Placement:
         self._kept[tier] = {key: until for key, until in self._kept[tier].items() if until > now}
         wanted = self._seen.pinned[tier] | self._kept[tier].keys()
         self.tiers.unpin(tier, self._pinned[tier] - wanted)
-        missing = wanted - set(self.tiers.keys(tier)) if again and wanted else set()
+        missing = wanted - self.tiers.held(tier).keys() if again and wanted else set()
         self.tiers.pin(tier, missing | (wanted - self._pinned[tier]))
         self._pinned[tier] = wanted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 from botocore.config import Config
@@ -16,6 +16,7 @@ from storage.names import check_name, check_prefix, is_name
 from storage.retry import Retry
 from storage.s3_errors import MISSING_CODES, code_of, is_trouble, mapped
 from storage.s3_http import Got, Misanswered, Refused, S3Http
+from storage.s3_sign import Signer
 from storage.s3_upload import MULTIPART_FROM, Body, abort_stale, upload_parts
 from storage.spread import spread
 from storage.types import ObjectInfo
@@ -74,14 +75,9 @@ class S3Store:
             read_timeout=read_timeout_s,
             max_pool_connections=32,
         )
-        self._client: S3Client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint,
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret_key,
-            region_name=region,
-            config=config,
-        )
+        session = boto3.session.Session(access_key, secret_key, region_name=region)
+        self._client: S3Client = session.client("s3", endpoint_url=endpoint, config=config)
+        self._signer = Signer(self._client, session.get_credentials(), bucket, region, _SIGNED_S)
 
     def ensure_bucket(self) -> None:
         """Creates the bucket where there is none. Raises StorageUnavailable."""
@@ -159,7 +155,7 @@ class S3Store:
         key = self._key(name)
         with mapped("size", name):
             try:
-                return self._retry.run(lambda end: self._http.size(self._sign("head_object", key), end))
+                return self._retry.run(lambda end: self._http.size(self._signer.url("HEAD", key), end))
             except Refused as error:
                 if error.code in MISSING_CODES:
                     return None
@@ -178,7 +174,7 @@ class S3Store:
         key = self._key(name)
         with mapped("read", name):
             first, buffer = self._retry.run(
-                lambda end: self._http.get_first(self._sign("get_object", key), RANGE, allocate, end)
+                lambda end: self._http.get_first(self._signer.url("GET", key), RANGE, allocate, end)
             )
             rest = self._get_split(key, buffer[first.count :], first.count) if first.count < first.total else []
             return self._count([first, *rest])
@@ -195,12 +191,7 @@ class S3Store:
         return sum(each.count for each in got)
 
     def _get(self, key: str, offset: int, buffer: memoryview) -> Got:
-        # Signed for every attempt: a clock that was wrong, or a key that was changed, is right the next time.
-        return self._retry.run(lambda end: self._http.get(self._sign("get_object", key), buffer, offset, end))
-
-    def _sign(self, method: Literal["get_object", "head_object"], key: str) -> str:
-        place = {"Bucket": self._bucket, "Key": key}
-        return self._client.generate_presigned_url(method, Params=place, ExpiresIn=_SIGNED_S)
+        return self._retry.run(lambda end: self._http.get(self._signer.url("GET", key), buffer, offset, end))
 
     def _read_nothing(self, name: str) -> int:
         if self.size(name) is None:

@@ -241,10 +241,18 @@ class _Timed:
 
     def __init__(self, sock: socket.socket, idle_s: float) -> None:
         self.sock, self.idle_s, self.end = sock, idle_s, 0.0
+        self._timeout = 0.0
         self._files, self._closed = 0, False
 
+    def hurry(self) -> None:
+        """Nothing is waited for past `idle_s` or `end` by the next call. Setting it is a call to the system of its own, which far
+        from the end is the same each time."""
+        if (timeout := min(self.idle_s, _left(self.end))) != self._timeout:
+            self.sock.settimeout(timeout)
+            self._timeout = timeout
+
     def sendall(self, data: Any) -> None:
-        self.sock.settimeout(min(self.idle_s, _left(self.end)))
+        self.hurry()
         self.sock.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
@@ -275,7 +283,7 @@ class _Raw(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         timed = self._timed
         assert timed is not None
-        timed.sock.settimeout(min(timed.idle_s, _left(timed.end)))
+        timed.hurry()
         return timed.sock.recv_into(buffer)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from storage.tiers.chain import Chain
+from storage.tiers.types import Held
 from storage.types import KVProfile
 
 ByProfile = Callable[[Collection[str]], Mapping[KVProfile, Sequence[str]]]
@@ -22,8 +23,12 @@ class TierControl(Protocol):
         """Those it has beside the object store, fastest first."""
         ...
 
-    def keys(self, tier: str) -> Collection[str]:
-        """The keys that lie in a tier."""
+    def held(self, tier: str) -> Mapping[str, Held]:
+        """What lies in a tier, by key."""
+        ...
+
+    def keep_as(self, codecs: Mapping[str, str]) -> None:
+        """Keep copies on disk of these keys in these codecs, and of all others in the object's own."""
         ...
 
     def pin(self, tier: str, keys: Collection[str]) -> None:
@@ -44,8 +49,11 @@ class ChainControl:
         self._chain, self._by_profile = chain, by_profile
         self.tiers = chain.caches
 
-    def keys(self, tier: str) -> Collection[str]:
-        return self._chain.keys(tier)
+    def held(self, tier: str) -> Mapping[str, Held]:
+        return self._chain.held(tier)
+
+    def keep_as(self, codecs: Mapping[str, str]) -> None:
+        self._chain.keep_as(codecs)
 
     def pin(self, tier: str, keys: Collection[str]) -> None:
         if tier in self.tiers:
@@ -60,12 +68,12 @@ class ChainControl:
     def prefetch(self, tier: str, keys: Collection[str]) -> int:
         if tier not in self.tiers:
             return 0
-        missing = sorted(set(keys).difference(self.keys(tier)))
+        missing = sorted(set(keys).difference(self.held(tier)))
         for profile, some in self._by_profile(missing).items():
             for at in range(0, len(some), BATCH):
                 batch = some[at : at + BATCH]
                 self._chain.prefetch(tier, batch, profile)
                 self._chain.flush(FETCH_SECONDS)
-                if not set(self.keys(tier)).issuperset(batch):  # full, or out of reach: more would drop what has just come
-                    return len(set(keys).intersection(self.keys(tier)))
-        return len(set(keys).intersection(self.keys(tier)))
+                if not self.held(tier).keys() >= set(batch):  # full, or out of reach: more would drop what has just come
+                    return len(set(keys).intersection(self.held(tier)))
+        return len(set(keys).intersection(self.held(tier)))

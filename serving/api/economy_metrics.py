@@ -47,7 +47,8 @@ class EconomyMetrics(Collector):
         tiers = {"object": self._in_store()}
         with self._catalogue.read() as session:
             for tier in self._placement.tiers.tiers:
-                tiers[tier] = holdings.of_keys(session, self._placement.tiers.keys(tier))
+                sizes = {key: each.bytes for key, each in self._placement.tiers.held(tier).items()}
+                tiers[tier] = holdings.of_copies(session, sizes)
         for owner in tiers["object"]:
             held = {tier: found.get(owner, Holding()).bytes for tier, found in tiers.items()}
             for tier, bytes_ in held.items():

@@ -24,13 +24,14 @@ OBJECT = "object"  # the tier that holds everything
 
 def show(parts: ApiParts, who: Principal) -> dict[str, Any]:
     """Every corpus that the key sees. `memory` is that of the process that answers; `pinned` counts what lies or is to lie
-    there by a rule."""
+    there by a rule; `codecs` the chunks whose copies came through another codec than the object's."""
     file, told = parts.placement.policy, parts.placement.told()
     rates = file.current().rates
     with parts.catalogue.read() as session:
         rows = list(session.scalars(corpora.visible(who).order_by(Corpus.created_at, Corpus.id)))
         ids = [row.id for row in rows]
         tiers, pinned = by_tier(parts, session, who, ids), _pinned(parts, session, who, ids)
+        recoded = _recoded(parts, session, who, ids)
         kept_out = holdings.kept_out(session, Document.tenant_id == who.tenant_id)
         used = holdings.used(session, UsageDay.tenant_id == who.tenant_id)
         speed = holdings.prefill_speed(session)
@@ -43,7 +44,11 @@ def show(parts: ApiParts, who: Principal) -> dict[str, Any]:
             {
                 "corpus_id": row.id,
                 "name": row.name,
-                "tiers": {tier: _tier(holding, pinned.get(tier, {}).get(row.id)) for tier, holding in held.items()},
+                "tiers": {
+                    tier: _tier(holding, pinned.get(tier, {}).get(row.id))
+                    | ({} if tier == OBJECT else {"codecs": recoded[tier].get(row.id, {})})
+                    for tier, holding in held.items()
+                },
                 "rules": said,
                 "not_stored": kept_out.get(row.id, {}),
                 "tokens_not_recomputed": counts["tokens_reused"],
@@ -60,10 +65,27 @@ def show(parts: ApiParts, who: Principal) -> dict[str, Any]:
 
 
 def by_tier(parts: ApiParts, session: Session, who: Principal, corpus_ids: Sequence[str]) -> ByTier:
-    """Tier → corpus → what lies there."""
-    tiers = parts.placement.tiers
-    held = {tier: holdings.of_keys(session, tiers.keys(tier), *_own(who, corpus_ids)) for tier in tiers.tiers}
-    return _by_corpus({OBJECT: holdings.stored(session, *_own(who, corpus_ids)), **held})
+    """Tier → corpus → what lies there, in the bytes that it takes there."""
+    tiers, own = parts.placement.tiers, _own(who, corpus_ids)
+    sizes = {tier: {key: each.bytes for key, each in tiers.held(tier).items()} for tier in tiers.tiers}
+    held = {tier: holdings.of_copies(session, some, *own) for tier, some in sizes.items()}
+    return _by_corpus({OBJECT: holdings.stored(session, *own), **held})
+
+
+def _recoded(
+    parts: ApiParts, session: Session, who: Principal, corpus_ids: Sequence[str]
+) -> dict[str, dict[str, dict[str, int]]]:
+    """Tier → corpus → codec → chunks whose numbers there came through it, where it is another than the object's."""
+    found: dict[str, dict[str, dict[str, int]]] = {tier: {} for tier in parts.placement.tiers.tiers}
+    for tier, corpora_of in found.items():
+        by_codec: dict[str, list[str]] = {}
+        for key, held in parts.placement.tiers.held(tier).items():
+            if held.codec:
+                by_codec.setdefault(held.codec, []).append(key)
+        for codec, keys in sorted(by_codec.items()):
+            for (_, corpus), holding in holdings.of_keys(session, keys, *_own(who, corpus_ids)).items():
+                corpora_of.setdefault(corpus, {})[codec] = holding.chunks
+    return found
 
 
 def _pinned(parts: ApiParts, session: Session, who: Principal, corpus_ids: Sequence[str]) -> ByTier:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 
 WEIGHT = 0.3  # of the newest measurement in the moving average
-PATIENCE = 0.15  # of the time that computing everything would take: so long a source may keep us waiting
-FLOOR_S = 0.2  # a wait that nobody feels, also where a prompt is computed in no time
+# The wait is all that a source which stalls adds to a full prefill: what is computed then is computed once, in the same
+# passes. With a goal of 1.2 of full prefill, this leaves as much again for a machine that is busy.
+PATIENCE = 0.1  # of the time that computing everything would take: so long a source may keep us waiting
+FLOOR_S = 0.1  # a wait that nobody feels, also where a prompt is computed in less than a second
 
 
 class Rates:

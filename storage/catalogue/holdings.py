@@ -48,6 +48,18 @@ def of_keys(session: Session, keys: Collection[str], *where: ColumnElement[bool]
     return found
 
 
+def of_copies(session: Session, sizes: Mapping[str, int], *where: ColumnElement[bool]) -> dict[Owner, Holding]:
+    """What a tier holds of chunks that fit the conditions: `sizes` are the bytes that copies take there, by key."""
+    found: dict[Owner, Holding] = {}
+    ordered = sorted(sizes)
+    for at in range(0, len(ordered), BATCH):
+        query = select(ChunkRow.tenant_id, ChunkRow.corpus_id, KVObject.key).join(KVObject, KVObject.key == ChunkRow.kv_key)
+        query = query.where(KVObject.key.in_(ordered[at : at + BATCH]), KVObject.status == "done", *where)
+        for tenant, corpus, key in session.execute(query.distinct()):
+            found[tenant, corpus] = found.get((tenant, corpus), Holding()) + Holding(1, sizes[key])
+    return found
+
+
 def kept_out(session: Session, *where: ColumnElement[bool]) -> dict[str, dict[str, int]]:
     """Corpus → rule → documents whose KV the rule keeps out of the store."""
     query = select(Document.corpus_id, Document.not_stored, func.count()).where(Document.not_stored.is_not(None), *where)

@@ -22,6 +22,7 @@ from storage.policy.types import ACTIONS, DEFAULT_RULE, DEFAULT_TIER, TIERS, Act
 MOST_RULES = 1000
 MOST_DAYS = 90  # for which uses are remembered by day
 PRICED = ("object", *reversed(TIERS))
+SAYABLE = tuple(action for action in ACTIONS if action != "disk_codec")  # which is said as a part of `codec`
 RESERVED = ("hook", DEFAULT_RULE)  # stand for themselves where a rule's name is shown
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HITS = re.compile(r"(>=|<)\s*(\d{1,9})")
@@ -68,13 +69,13 @@ class _Parser:
         return tuple(found.values())
 
     def rule(self, item: Item, number: int) -> Rule:
-        body = self.fields(item, "a rule", ("name", "match", *ACTIONS))
+        body = self.fields(item, "a rule", ("name", "match", *SAYABLE))
         name = self.of(body, "name", self.name) or f"rule-{number}"
         match = self.of(body, "match", self.match) or Match()
         actions = self.actions(body)
-        if not body.keys() & set(ACTIONS):
-            self.wrong(item, f"the rule says nothing: give it one of {', '.join(ACTIONS)}")
-        if match.by_time and "codec" in body:
+        if not body.keys() & set(SAYABLE):
+            self.wrong(item, f"the rule says nothing: give it one of {', '.join(SAYABLE)}")
+        if match.by_time and actions.codec is not None:
             self.wrong(body["codec"], "the codec is chosen when a document is stored: leave age and use out of this rule")
         return Rule(name, match, actions, item.line)
 
@@ -124,6 +125,7 @@ class _Parser:
             prefetch=self.of(body, "prefetch", self.prefetch),
             keep=self.of(body, "keep", self.keep),
             codec=self.of(body, "codec", self.codec),
+            disk_codec=self.of(body, "codec", self.disk_codec),
             replicate=self.of(body, "replicate", self.sites),
             store=self.of(body, "store", self.truth),
         )
@@ -160,12 +162,21 @@ class _Parser:
         return Keep(tier, seconds) if tier and seconds else None
 
     def codec(self, item: Item, name: str) -> str | None:
+        """The stored object's. Reports all that is wrong with a mapping but its `disk`."""
         if not isinstance(item.value, dict):
             return self.choice(item, name, (*CODECS, *TRANSFORMS))
-        for tier in item.value.keys() - {"object"}:
-            why = "what lies in a tier are the bytes of the stored object"
-            self.wrong(item.value[tier], f"{name} by tier is chosen for 'object' only, not {tier!r}: {why}")
-        return self.choice(item.value["object"], name, (*CODECS, *TRANSFORMS)) if "object" in item.value else None
+        body = self.fields(item, name, ("store", "object", *reversed(TIERS)))
+        if {"store", "object"} <= body.keys():
+            self.wrong(body["object"], f"the stored object's {name} is named twice: object is another word for store")
+        for tier in body.keys() & {"memory", "device"}:
+            self.choice(body[tier], f"{name} in {tier}, where KV lies as it is used,", ("raw",))
+        own = body.get("store", body.get("object"))
+        return self.choice(own, name, (*CODECS, *TRANSFORMS)) if own else None
+
+    def disk_codec(self, item: Item, name: str) -> str | None:
+        """Of the table only: a transform codec is one with the basis of a model, and a rule knows no model."""
+        disk = item.value.get("disk") if isinstance(item.value, dict) else None
+        return self.choice(disk, f"{name} on disk", tuple(CODECS)) if disk else None
 
     def sites(self, item: Item, name: str) -> tuple[str, ...]:
         names = self.texts(item, name)
@@ -293,7 +304,7 @@ def hook_actions(function: Callable[[DocumentFacts], Any], facts: DocumentFacts)
     if said is None:
         return Actions()
     parser = _Parser()
-    actions = parser.actions(parser.fields(plain(said), "what a hook returns", ACTIONS))
+    actions = parser.actions(parser.fields(plain(said), "what a hook returns", SAYABLE))
     if parser.mistakes:
         raise PolicyError(parser.mistakes)
     return actions

@@ -73,6 +73,7 @@ class Actions:
     prefetch: Prefetch | None = None
     keep: Keep | None = None
     codec: str | None = None  # of the stored object
+    disk_codec: str | None = None  # of copies on disk; said as `codec: {disk: …}`
     replicate: tuple[str, ...] | None = None  # names of sites
     store: bool | None = None
 

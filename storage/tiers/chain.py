@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from storage.codecs.shelf import CodecShelf
@@ -15,7 +15,7 @@ from storage.tiers.flights import Found
 from storage.tiers.mover import Mover
 from storage.tiers.records import RecordTier
 from storage.tiers.store import StoreTier
-from storage.tiers.types import CacheTier, Copy, Fresh, Tier
+from storage.tiers.types import CacheTier, Copy, Fresh, Held, Tier
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
 
 MAX_MOVES = 256
@@ -142,7 +142,7 @@ class Chain:
     def _spread(self, copy: Copy, source: Tier, fresh: Fresh) -> None:
         self._memory.offer(copy, fresh)
         if self._device is not None:
-            self._move(Copy(copy.record), self._device, fresh)
+            self._move(Copy(copy.record, codec=copy.codec), self._device, fresh)
         if self._disk is not None and source is not self._disk:
             self._move(copy, self._disk, fresh)
 
@@ -150,9 +150,9 @@ class Chain:
         if not self._mover.submit(lambda: to.offer(copy, fresh), copy.nbytes):
             to.counts.add(promotions_dropped=1)
 
-    def _demote(self, record: KVRecord, fresh: Fresh) -> None:
+    def _demote(self, copy: Copy, fresh: Fresh) -> None:
         """What left the device goes to host memory. Called in the mover's thread."""
-        self._memory.offer(Copy(record), fresh)
+        self._memory.offer(copy, fresh)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until nothing is on its way between tiers; False if that took too long."""
@@ -170,6 +170,14 @@ class Chain:
     def unpin(self, tier: str, keys: Collection[str]) -> None:
         """These may be evicted again. Raises ValueError for a tier there is not."""
         self._cache(tier).unpin(keys)
+
+    def keep_as(self, codecs: Mapping[str, str]) -> None:
+        """Keep copies of these keys on disk in these codecs of the table from now on, and all others in the object's own.
+
+        What is read from such a copy, in memory too, are the codec's numbers: the operator's word. When the word
+        changes, copies of the earlier codec are forgotten by every tier and come again from home."""
+        if self._disk is not None and (stale := self._disk.keep_as(codecs)):
+            self.forget(stale)
 
     def prefetch(self, tier: str, keys: Collection[str], profile: KVProfile) -> int:
         """Bring these into the tier in the background, verified; how many were queued. Raises ValueError for a
@@ -200,9 +208,13 @@ class Chain:
         """The tiers with a budget, fastest first."""
         return tuple(self._caches)
 
+    def held(self, tier: str) -> dict[str, Held]:
+        """What a tier holds, by key; nothing, if there is no such tier."""
+        return self._caches[tier].held() if tier in self._caches else {}
+
     def keys(self, tier: str) -> list[str]:
-        """What a tier holds; nothing, if there is no such tier."""
-        return self._caches[tier].keys() if tier in self._caches else []
+        """The keys of what a tier holds."""
+        return list(self.held(tier))
 
     def counters(self) -> dict[str, dict[str, int]]:
         """By tier, fastest first."""

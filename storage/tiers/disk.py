@@ -18,12 +18,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from storage.codecs import Codec
 from storage.errors import StorageUnavailable
+from storage.format import encode
 from storage.tiers.ledger import Entry, Ledger
 from storage.tiers.ledgered import Ledgered
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
@@ -33,12 +35,13 @@ BLOCK = 4096  # files are counted in whole blocks, as the disk does
 MAX_FOLDERS = 64
 REST_S = 30.0  # no writes for so long after one has failed: a full disk is not asked again at once
 ABANDONED_S = 600.0  # between looks for abandoned folders, from our start on: who starts with us may yet take its own
-_FILE = re.compile(r"([0-9a-f]{64})\.(\d{1,9})")
+_FILE = re.compile(r"([0-9a-f]{64})\.(\d{1,9})(?:\.([a-z0-9]{1,20}))?")
 _LOCK = "lock"
 
 
 class DiskTier(Ledgered):
-    """A CacheTier of files `<2 hex>/<key>.<tokens>`, written beside and renamed.
+    """A CacheTier of files `<2 hex>/<key>.<tokens>`, written beside and renamed; `<key>.<tokens>.<codec>` where a copy is in
+    another codec than the object at home, which the operator's rules must name (`keep_as`).
 
     Raises StorageUnavailable where the folder cannot be made or read.
     """
@@ -49,6 +52,7 @@ class DiskTier(Ledgered):
         self.counts = Counts(COUNTS)
         self._root = Path(root)
         self._ledger = Ledger(capacity_bytes)
+        self._codecs: Mapping[str, str] | None = None  # by key; None: nobody has told us yet
         self._lock = threading.Lock()  # of the ledger: never held while the disk is waited for
         self._resting_until = time.monotonic()
         self._reclaim_at = self._resting_until + ABANDONED_S
@@ -71,14 +75,15 @@ class DiskTier(Ledgered):
         with self._lock:
             entry = self._ledger.get(key)
             self._ledger.touch(key)
-        found = Miss.ABSENT if entry is None else self._read(entry, profile, codec)
+        found = Miss.ABSENT if entry is None or not self._is_meant(entry) else self._read(entry, profile, codec)
         count_load(self.counts, found)
-        if entry is not None and not isinstance(found, Copy):
+        if entry is not None and not isinstance(found, Copy) and self._is_meant(entry):
             self.forget([key])
         return found
 
     def offer(self, copy: Copy, fresh: Fresh) -> bool:
         """See CacheTier. What is evicted for it leaves the disk before a byte of it is written."""
+        copy = copy if self.holds(copy.record.key) else self._recoded(copy)
         entry = self._reserve(copy, fresh)
         if entry is None:
             return False
@@ -103,7 +108,18 @@ class DiskTier(Ledgered):
     def holds(self, key: str) -> bool:
         """See CacheTier."""
         with self._lock:
-            return self._ledger.get(key) is not None
+            entry = self._ledger.get(key)
+        return entry is not None and self._is_meant(entry)
+
+    def keep_as(self, codecs: Mapping[str, str]) -> set[str]:
+        """Keep copies of these keys in these codecs of the table from now on, and all others in the object's own.
+
+        Returns keys to be forgotten by all tiers: copies of them may have come through a codec that is not named any
+        more. A copy in the object's own codec is right under any rule; it stays until it is evicted."""
+        with self._lock:
+            before, self._codecs = self._codecs or {}, dict(codecs)
+            stale = {entry.key for entry in self._ledger.entries() if not self._is_meant(entry)}
+        return stale | {key for key, codec in before.items() if codecs.get(key) != codec}
 
     def reclaim(self) -> None:
         """Call it now and then: empties the folders of processes that have ended and not come back."""
@@ -113,7 +129,27 @@ class DiskTier(Ledgered):
 
     # --- one file ---------------------------------------------------------------------------------------
 
+    def _is_meant(self, entry: Entry) -> bool:
+        """Whether the copy is in a codec in which it may be read. A warm one waits unread until the rules are known."""
+        return not entry.codec or (self._codecs or {}).get(entry.key) == entry.codec
+
+    def _recoded(self, copy: Copy) -> Copy:
+        """The copy as it is to lie here. One whose numbers the codec cannot hold stays as it is."""
+        record, name = copy.record, (self._codecs or {}).get(copy.record.key, "")
+        if not name or name == record.profile.codec:
+            return copy
+        with contextlib.suppress(ValueError):
+            record = replace(record, profile=replace(record.profile, codec=name))
+            return Copy(copy.record, encode(record), name)
+        return copy
+
     def _read(self, entry: Entry, profile: KVProfile, codec: Codec | None) -> Copy | Miss:
+        if entry.codec:  # of the file's name: its header must say the same
+            copy = self._read_as(entry, replace(profile, codec=entry.codec), None)
+            return copy if isinstance(copy, Miss) else Copy(replace(copy.record, profile=profile), codec=entry.codec)
+        return self._read_as(entry, profile, codec)
+
+    def _read_as(self, entry: Entry, profile: KVProfile, codec: Codec | None) -> Copy | Miss:
         try:
             with open(self._path(entry), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -131,7 +167,7 @@ class DiskTier(Ledgered):
                 return None
             entry = None
             if time.monotonic() >= self._resting_until:
-                entry = self._ledger.reserve(copy.record.key, _blocks(size), len(copy.record.token_ids))
+                entry = self._ledger.reserve(copy.record.key, _blocks(size), len(copy.record.token_ids), copy.codec)
         if entry is None:
             self.counts.add(promotions_declined=1)
         return entry
@@ -170,7 +206,8 @@ class DiskTier(Ledgered):
         return gone
 
     def _path(self, entry: Entry) -> Path:
-        return self.folder / entry.key[:2] / f"{entry.key}.{entry.cost}"
+        suffix = f".{entry.codec}" if entry.codec else ""
+        return self.folder / entry.key[:2] / f"{entry.key}.{entry.cost}{suffix}"
 
     def _take_stock(self) -> None:
         """Count what an earlier process left, remove its unfinished files and what is over the budget."""
@@ -178,7 +215,7 @@ class DiskTier(Ledgered):
             match, size = _FILE.fullmatch(path.name), path.stat().st_size
             entry = None
             if match and size and path.parent.name == match[1][:2]:
-                entry = self._ledger.reserve(match[1], _blocks(size), int(match[2]))
+                entry = self._ledger.reserve(match[1], _blocks(size), int(match[2]), match[3] or "")
             if entry is None:
                 os.unlink(path)
             else:

@@ -11,11 +11,12 @@ from storage.tiers.eviction import GDSF, Eviction
 @dataclass(eq=False)
 class Entry:
     """A place for a key: `size` in bytes, `cost` of computing it again. `victims` have to leave the medium before
-    anything is written here."""
+    anything is written here. `codec`: see `Copy`."""
 
     key: str
     size: int
     cost: int
+    codec: str = ""
     victims: list[Entry] = field(default_factory=list)
     settled: bool = False
 
@@ -44,9 +45,9 @@ class Ledger:
         entry = self._entries.get(key)
         return entry if entry is not None and entry.settled else None
 
-    def keys(self) -> list[str]:
+    def entries(self) -> list[Entry]:
         """What is here."""
-        return [key for key, entry in self._entries.items() if entry.settled]
+        return [entry for entry in self._entries.values() if entry.settled]
 
     def counters(self) -> dict[str, int]:
         """Figures of now: `bytes` in use or reserved, `capacity_bytes`, `pinned_bytes`, `entries`; and of ever:
@@ -64,7 +65,7 @@ class Ledger:
         """The key was asked for, here or in a faster tier."""
         self._eviction.touch(key)
 
-    def reserve(self, key: str, size: int, cost: int) -> Entry | None:
+    def reserve(self, key: str, size: int, cost: int, codec: str = "") -> Entry | None:
         """Room for a new key; None if it is here or on its way, or if pins, reservations and what is still leaving
         take too much. Remove and `release` its victims, write, then `settle` it; or `cancel` it."""
         if key in self._entries:
@@ -73,7 +74,7 @@ class Ledger:
         if size > room + self._evictable_bytes:
             self.pins_refused += key in self._pins
             return None
-        entry = self._entries[key] = Entry(key, size, cost)
+        entry = self._entries[key] = Entry(key, size, cost, codec)
         while size > room and (victim := self._eviction.pop()) is not None:
             entry.victims.append(self._leave(victim))
             room += entry.victims[-1].size

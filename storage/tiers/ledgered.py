@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection
 
 from storage.tiers.ledger import Ledger
-from storage.tiers.types import Counts
+from storage.tiers.types import Counts, Held
 
 
 class Ledgered:
@@ -21,10 +21,10 @@ class Ledgered:
         with self._lock:
             self._ledger.touch(key)
 
-    def keys(self) -> list[str]:
+    def held(self) -> dict[str, Held]:
         """See CacheTier."""
         with self._lock:
-            return self._ledger.keys()
+            return {entry.key: Held(entry.size, entry.codec) for entry in self._ledger.entries()}
 
     def pin(self, keys: Collection[str]) -> None:
         """See CacheTier."""

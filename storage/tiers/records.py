@@ -10,13 +10,13 @@ from storage.codecs import Codec
 from storage.tiers.ledger import Ledger
 from storage.tiers.ledgered import Ledgered
 from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load
-from storage.types import KVProfile, KVRecord, Miss
+from storage.types import KVProfile, Miss
 
 
 class RecordTier(Ledgered):
     """A CacheTier of records whose tensors lie on `device`. A hit costs no more than a look.
 
-    `on_evict(record, fresh)` is given what had to make room, in the thread that offered something else; `fresh` is
+    `on_evict(copy, fresh)` is given what had to make room, in the thread that offered something else; `fresh` is
     that offer's.
     """
 
@@ -25,22 +25,22 @@ class RecordTier(Ledgered):
         name: str,
         capacity_bytes: int,
         device: str = "cpu",
-        on_evict: Callable[[KVRecord, Fresh], None] = lambda record, fresh: None,
+        on_evict: Callable[[Copy, Fresh], None] = lambda copy, fresh: None,
     ) -> None:
         self.name = name
         self.counts = Counts(COUNTS)
         self._device = device
         self._on_evict = on_evict
         self._ledger = Ledger(capacity_bytes)
-        self._records: dict[str, KVRecord] = {}
+        self._copies: dict[str, Copy] = {}  # without their objects
         self._lock = threading.Lock()
 
     def load(self, key: str, profile: KVProfile, codec: Codec | None = None) -> Copy | Miss:
         """See Tier."""
         with self._lock:
-            record = self._records.get(key)
+            copy = self._copies.get(key)
             self._ledger.touch(key)
-        found = Miss.ABSENT if record is None or record.profile != profile else Copy(record)
+        found = Miss.ABSENT if copy is None or copy.record.profile != profile else copy
         count_load(self.counts, found)
         return found
 
@@ -52,14 +52,14 @@ class RecordTier(Ledgered):
         if (kv := record.kv.to(self._device)) is not record.kv:
             record = replace(record, kv=kv)
         size = record.kv.untyped_storage().nbytes()  # what is kept alive, a view or not
-        evicted: list[KVRecord] = []
+        evicted: list[Copy] = []
         with self._lock:
-            entry = self._ledger.reserve(record.key, size, len(record.token_ids)) if fresh() else None
+            entry = self._ledger.reserve(record.key, size, len(record.token_ids), copy.codec) if fresh() else None
             if entry is not None:
                 for victim in entry.victims:
-                    evicted.append(self._records.pop(victim.key))
+                    evicted.append(self._copies.pop(victim.key))
                     self._ledger.release(victim)
-                self._records[record.key] = record
+                self._copies[record.key] = Copy(record, codec=copy.codec)
                 self._ledger.settle(entry)
         self.counts.add(**{"promotions_declined" if entry is None else "promotions": 1})
         for each in evicted:
@@ -71,9 +71,9 @@ class RecordTier(Ledgered):
         with self._lock:
             for key in keys:
                 if (entry := self._ledger.remove(key)) is not None:
-                    del self._records[key]
+                    del self._copies[key]
                     self._ledger.release(entry)
 
     def holds(self, key: str) -> bool:
         """See CacheTier."""
-        return key in self._records
+        return key in self._copies

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -28,16 +28,26 @@ Fresh = Callable[[], bool]  # False once what was read may have been deleted sin
 
 @dataclass(frozen=True)
 class Copy:
-    """A verified record, and the parts of the object it stands in where they are at hand (none in memory)."""
+    """A verified record, and the parts of the object it stands in where they are at hand (none in memory).
+
+    `codec`: through which its numbers have come, if that is another than the object's at home: a copy says so."""
 
     record: KVRecord
     encoded: Sequence[bytes | memoryview] = ()
+    codec: str = ""
 
     @property
     def nbytes(self) -> int:
         """What it keeps in memory: record and object; of a raw one the larger, since one may be a view of the other."""
         record, encoded = self.record.kv.untyped_storage().nbytes(), sum(map(len, self.encoded))
         return max(record, encoded) if self.record.profile.codec == "raw" else record + encoded
+
+
+class Held(NamedTuple):
+    """A copy that lies in a tier: the bytes it takes there; `codec`: see Copy."""
+
+    bytes: int
+    codec: str = ""
 
 
 class Counts:
@@ -95,7 +105,9 @@ class CacheTier(Tier, Protocol):
 
     def holds(self, key: str) -> bool: ...
 
-    def keys(self) -> list[str]: ...
+    def held(self) -> dict[str, Held]:
+        """What lies here, by key."""
+        ...
 
     def pin(self, keys: Collection[str]) -> None:
         """Never evict these, be they here or still to come. Their bytes count against the budget; where pins leave

@@ -45,7 +45,7 @@ def catalogued(shell: Shell) -> Shell:
 
 
 def test_check_names_every_mistake_and_leaves_with_an_error(shell: Shell, tmp_path: Path) -> None:
-    assert shell.json("policy", "check", SAMPLE)["rules"] == ["secret", "legal", "morning", "code-in-use", "forgotten"]
+    assert shell.json("policy", "check", SAMPLE)["rules"] == ["secret", "legal", "morning", "code-in-use", "idle", "forgotten"]
     bad = tmp_path / "bad.yaml"
     bad.write_text("rules:\n- pin: ram\n- keep: {for: soon}\n")
     done = shell.run("policy", "check", str(bad), code=2)

@@ -43,10 +43,12 @@ def chunk(number: int, ids: tuple[int, ...], key: str | None = None) -> Retrieve
 
 
 class EngineSite:
-    """An engine over a folder, or over `objects`, with three chunks stored. `tiers`: options of the KVStore."""
+    """An engine over a folder, or over `objects`, with three chunks stored. Patient: the machine may be busy.
+
+    `tiers`: options of the KVStore."""
 
     def __init__(
-        self, reader: Reader, root: Path, patience_s: float | None = None,
+        self, reader: Reader, root: Path, patience_s: float | None = 1.0,
         objects: Any = None, tiers: Mapping[str, Any] = MappingProxyType({}), **settings: Any,
     ) -> None:  # fmt: skip
         self.reader, self.root = reader, root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,7 +52,9 @@ class Script:
         return self._left.pop(0) if self._left else {}
 
 
-def late_session(reader: Reader, method: str, script: Script, awaited: tuple[int, ...]) -> tuple[BlendSession, torch.Tensor]:
+def late_session(
+    reader: Reader, method: str, script: Callable[[], Mapping[int, torch.Tensor | None]], awaited: tuple[int, ...]
+) -> tuple[BlendSession, torch.Tensor]:
     """The prompt of CHUNKS whose chunks `awaited` come as the script says; the session and its first logits."""
     chosen = parse_method(method)
     segments = prompt(reader, [ids_of(n) for n in CHUNKS], missing=awaited)
@@ -93,6 +95,34 @@ def test_if_nothing_comes_the_answer_is_full_prefills(method: str, reader: Reade
     whole = prompt(reader, [ids_of(n) for n in CHUNKS])
     expected = blend(reader, whole, "question:1.0")
     same(reader, (session.assembly, logits), expected)
+
+
+@pytest.mark.parametrize("method", ["default", "reuse"])
+def test_a_source_that_stalls_costs_its_wait_and_no_computing(
+    method: str, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row of a full prefill but the frame's is computed once, none in a pass with a mask, and in no more passes than
+    there are chunks and pieces."""
+    rows: list[int] = []
+    passes: list[object] = []
+    forward = reader.forward
+
+    def counted(ids: torch.Tensor, positions: torch.Tensor, kv_pass: object, logits: bool = True) -> torch.Tensor | None:
+        rows.extend(positions.tolist())
+        passes.append(kv_pass)
+        return forward(ids, positions, kv_pass, logits)  # type: ignore[arg-type]
+
+    def nothing_yet() -> Mapping[int, torch.Tensor | None]:
+        if not passes:  # all is stored that is to be, and the prompt is begun
+            monkeypatch.setattr(reader, "forward", counted)
+        return {}
+
+    session, _ = late_session(reader, method, nothing_yet, (0, 1, 2, 3))
+    frame = len(reader.format.frame)
+    assert rows == list(range(frame, session.assembly.tokens))
+    assert len(passes) <= len(CHUNKS) + session.assembly.tokens // PIECE + 1
+    assert all(not getattr(each, "_groups", ()) for each in passes)
+    assert [type(each).__name__ for each in passes[:-1]] == ["ContiguousPass"] * (len(passes) - 1)
 
 
 @pytest.mark.parametrize("method", BLENDING)

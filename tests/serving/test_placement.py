@@ -20,6 +20,7 @@ from storage.format import encode
 from storage.kvstore import KVStore
 from storage.policy.file import PolicyFile
 from storage.tier_control import ChainControl
+from storage.tiers.disk import DiskTier
 from storage.types import KVProfile, KVRecord
 
 PROFILE = KVProfile("m", "w", "t", "f", "filler:0:", "raw", "float32", layers=1, kv_heads=1, head_dim=16)
@@ -29,13 +30,13 @@ OBJECT = sum(map(len, encode(KVRecord("0" * 64, PROFILE, (1, 2, 3, 4), torch.zer
 class House:
     """A catalogue with documents of one chunk each, their KV in a folder, and a process with little memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk: DiskTier | None = None) -> None:
         self.work = make_work(folder)
         self.path = folder / "policy.yaml"
         self.path.write_text("")
         self.now, self.ticks = time.time(), 0.0
         self.objects = FolderStore(folder / "kv")
-        self.store = KVStore(self.objects, memory_bytes=5 * OBJECT)
+        self.store = KVStore(self.objects, memory_bytes=5 * OBJECT, disk=disk)
         self.policy = PolicyFile(self.path, self._later)
         self.tiers = ChainControl(self.store.chain, lambda keys: {PROFILE: list(keys)})
         self.placement = Placement(self.work.catalogue, self.policy, self.tiers, lambda: self.now)
@@ -251,3 +252,71 @@ def test_only_corpora_that_a_rule_may_reach_are_looked_at(house: House) -> None:
     house.says("rules:\n- {name: x, match: {corpus: d}, pin: memory}\n")
     assert set(house.placement.told()) == {"vs_t1_d"}
     assert house.in_memory() == {"b.txt"}
+
+
+# --- codecs of copies on disk ---
+
+
+@pytest.fixture
+def disked(tmp_path: Path) -> Iterator[House]:
+    disk = DiskTier(tmp_path / "cache", 1 << 20)
+    made = House(tmp_path, disk)
+    yield made
+    made.work.catalogue.close()
+    disk.close()
+
+
+def on_disk(house: House) -> dict[str, str]:
+    """Path → codec through which the copy on disk has come; none if it is the object's own."""
+    assert house.store.chain.flush(20)
+    codecs = {key: held.codec for key, held in house.store.chain.held("disk").items()}
+    query = select(Document.path, ChunkRow.kv_key).join(ChunkRow, ChunkRow.document_id == Document.id)
+    with house.work.catalogue.read() as session:
+        return {path: codecs[str(key)] for path, key in session.execute(query) if key in codecs}
+
+
+def test_copies_on_disk_are_in_the_codec_that_their_documents_rule_says(disked: House) -> None:
+    disked.add("c", "a.txt", "b.txt")
+    disked.store.forget([disked.key(path) for path in ("a.txt", "b.txt")])
+    disked.says('rules:\n- {match: {path: "a.txt"}, codec: {disk: int8}}\n')
+    for path in ("a.txt", "b.txt"):
+        disked.store.get(disked.key(path), PROFILE)
+    assert on_disk(disked) == {"a.txt": "int8", "b.txt": ""}
+    disked.says("")
+    assert on_disk(disked) == {"b.txt": ""}, "a copy that no rule allows any more is gone"
+
+
+def test_what_is_pinned_to_the_disk_comes_again_in_the_codec_of_a_changed_rule(disked: House) -> None:
+    disked.add("c", "a.txt")
+    disked.store.forget([disked.key("a.txt")])
+    for codec in ("int8", "int4", "lossless"):
+        disked.says(f"rules:\n- {{pin: disk, codec: {{disk: {codec}, memory: raw}}}}\n")
+        assert on_disk(disked) == {"a.txt": codec}
+
+
+def test_a_text_of_several_documents_is_kept_as_the_most_exact_of_their_rules_says(disked: House) -> None:
+    for corpus in ("c", "d", "e"):
+        disked.add(corpus, "same.txt")
+    with disked.work.catalogue.read() as session:
+        [key] = set(session.scalars(select(ChunkRow.kv_key)))  # one object for the three
+
+    def kept_as(rules: str) -> str:
+        disked.store.forget([str(key)])
+        disked.says(rules)
+        disked.store.get(str(key), PROFILE)
+        assert disked.store.chain.flush(20)
+        return disked.store.chain.held("disk")[str(key)].codec
+
+    two = "rules:\n- {match: {corpus: c}, codec: {disk: int4}}\n- {match: {corpus: d}, codec: {disk: int8}}\n"
+    assert kept_as(two) == "", "of the third document nothing is said: it has the object's own"
+    assert kept_as(two + "- {codec: {disk: int4}}\n") == "int8"
+
+
+def test_rules_about_use_change_the_codec_of_copies_with_time(disked: House) -> None:
+    disked.add("c", "a.txt")
+    disked.says('rules:\n- {match: {use: {last: "> 7d"}}, pin: disk, codec: {disk: int4}}\n- {pin: disk}\n')
+    assert on_disk(disked) == {"a.txt": ""}
+    disked.store.forget([disked.key("a.txt")])
+    disked.now += 8 * 86400
+    disked.placement.tick()
+    assert on_disk(disked) == {"a.txt": "int4"}

@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from api_kit import Site, running_site
 from sqlalchemy import func, select
 from test_api_routes import other_tenant
 from test_usage import RATES, TEXT, ask
 
+from serving.cli_storage_view import _storage
 from storage.catalogue.schema import KVObject
+from storage.folder import FolderStore
+from storage.kvstore import KVStore
 from storage.policy import file as policy_file
+from storage.tier_control import ChainControl
+from storage.tiers.types import Copy
+from storage.types import KVProfile, KVRecord
 
 RULES = """
 rules:
@@ -66,6 +73,27 @@ def test_it_says_what_lies_where_why_and_what_it_costs_and_saves(ruled: Site) ->
     assert shown[f"preread_tokens_not_recomputed_total{{{owner}}}"] == found["tokens_not_recomputed"]
     assert shown[f'preread_money{{corpus="{corpus}",kind="saved",tenant="default"}}'] == pytest.approx(found["money_saved"])
     assert shown[f"preread_stored_money_per_month{{{owner}}}"] == pytest.approx(found["cost_per_month"])
+
+
+def test_it_says_which_copies_came_through_another_codec_and_the_bytes_they_take(ruled: Site, tmp_path: Path) -> None:
+    corpus = ruled.corpus_of("terms", {"terms.txt": TEXT})
+    with ruled.parts.catalogue.read() as session:
+        keys = [str(key) for key in session.scalars(select(KVObject.key).where(KVObject.status == "done"))]
+    chain = KVStore(FolderStore(tmp_path / "copies"), memory_bytes=1 << 20).chain
+    ruled.parts.placement.tiers = ChainControl(chain, lambda keys: {})
+    kv = torch.zeros(1, 2, 1, 4, 16)
+    for key, codec in zip(keys, ("int8", "", "int8"), strict=False):
+        profile = KVProfile("m", "w", "t", "f", "c", "raw", "float32", layers=1, kv_heads=1, head_dim=16)
+        assert chain._memory.offer(Copy(KVRecord(key, profile, (1, 2, 3, 4), kv.clone()), codec=codec), lambda: True)
+    held = storage(ruled)["terms"]["tiers"]["memory"]
+    count = min(3, len(keys))
+    assert held["chunks"] == count
+    assert held["bytes"] == count * kv.nbytes
+    assert held["codecs"] == {"int8": 2 if count == 3 else 1}
+    shown = _storage({"corpora": [storage(ruled)["terms"]], "policy": {"status": "ok"}})
+    assert f"{held['codecs']['int8']} through int8" in shown
+    owner = f'corpus="{corpus}",tenant="default"'
+    assert metrics(ruled)[f'preread_stored_bytes{{{owner},tier="memory"}}'] == count * kv.nbytes
 
 
 def test_each_admin_sees_only_what_is_theirs(ruled: Site) -> None:

@@ -24,7 +24,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path):
 
 
 def held(tier: CacheTier) -> set[int]:
-    return {KEYS.index(key) for key in tier.keys()}
+    return {KEYS.index(key) for key in tier.held()}
 
 
 def test_a_copy_comes_back_equal_and_is_counted(make) -> None:
@@ -63,7 +63,7 @@ def test_the_least_worth_makes_room(make) -> None:
 def test_what_is_larger_than_the_tier_is_declined(make) -> None:
     tier = make(0)
     assert not tier.offer(COPIES[0], always)
-    assert tier.keys() == []
+    assert tier.held() == {}
     assert tier.counters()["bytes"] == 0
 
 
@@ -76,7 +76,7 @@ def test_a_record_of_another_profile_is_not_served(make) -> None:
 def test_what_was_overtaken_by_a_deletion_is_not_taken(make) -> None:
     tier = make(4)
     assert not tier.offer(COPIES[0], lambda: False)
-    assert tier.keys() == []
+    assert tier.held() == {}
 
 
 def test_what_is_forgotten_is_gone_with_its_bytes(make) -> None:
@@ -161,7 +161,7 @@ def test_records_that_memory_has_let_go_of_are_freed(tmp_path: Path) -> None:
         tier.offer(Copy(dataclasses.replace(each, kv=kv)), always)
         del kv
         assert len(alive) <= 5
-    assert {KEYS.index(key) for key in tier.keys()} == alive
+    assert {KEYS.index(key) for key in tier.held()} == alive
 
 
 def test_a_view_is_counted_as_all_that_it_keeps_alive(tmp_path: Path) -> None:

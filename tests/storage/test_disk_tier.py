@@ -59,7 +59,7 @@ def test_a_new_process_finds_the_disk_warm(disk: DiskTier) -> None:
     before = disk.counters()
     after = again(disk)
     assert after.folder == disk.folder
-    assert sorted(after.keys()) == sorted(KEYS[:3])
+    assert sorted(after.held()) == sorted(KEYS[:3])
     assert after.counters()["bytes"] == before["bytes"] == bytes_on_disk(disk.folder)
     found = after.load(KEYS[1], PROFILE)
     assert isinstance(found, Copy)
@@ -77,7 +77,7 @@ def test_leftovers_and_strangers_are_removed_and_not_counted(disk: DiskTier) -> 
     (disk.folder / KEYS[3][:2]).mkdir(exist_ok=True)
     (disk.folder / KEYS[3][:2] / f"{KEYS[3]}.9").touch()  # as a power cut leaves it
     after = again(disk)
-    assert after.keys() == KEYS[:1]
+    assert [*after.held()] == KEYS[:1]
     assert not [name for name in strangers if (disk.folder / name).exists()]
     assert after.counters()["bytes"] == bytes_on_disk(disk.folder)
     after.close()
@@ -87,7 +87,7 @@ def test_a_smaller_budget_holds_from_the_start(disk: DiskTier) -> None:
     for copy in COPIES[:8]:
         disk.offer(copy, always)
     after = again(disk, room=3)
-    assert len(after.keys()) == 3
+    assert len([*after.held()]) == 3
     assert bytes_on_disk(disk.folder) == after.counters()["bytes"] == 3 * SIZE
     after.close()
 
@@ -98,7 +98,7 @@ def test_what_recomputing_costs_is_known_after_a_restart(disk: DiskTier) -> None
     cheapest = min(range(8), key=lambda number: (len(RECORDS[number].token_ids), KEYS[number]))
     after = again(disk)
     after.offer(COPIES[8], always)
-    assert KEYS[cheapest] not in after.keys()
+    assert KEYS[cheapest] not in [*after.held()]
     after.close()
 
 
@@ -110,7 +110,7 @@ def test_dates_of_files_mean_nothing(disk: DiskTier) -> None:
     (disk.folder / "torn.writing").touch()
     os.utime(disk.folder / "torn.writing", times=(4e9, 4e9))
     after = again(disk)
-    assert sorted(after.keys()) == sorted(KEYS[:8])
+    assert sorted(after.held()) == sorted(KEYS[:8])
     assert not (disk.folder / "torn.writing").exists()
     after.close()
 
@@ -129,7 +129,7 @@ def cached(objects: ObjectStore, disk: DiskTier, **more: object) -> KVStore:
     store = KVStore(objects, disk=disk, **more)  # type: ignore[arg-type]
     store.put(RECORDS[0])
     assert store.chain.flush(20)
-    assert disk.keys() == KEYS[:1]
+    assert [*disk.held()] == KEYS[:1]
     return store
 
 
@@ -197,7 +197,7 @@ def test_damage_at_home_is_reported_even_with_a_disk(disk: DiskTier, tmp_path: P
     assert store.get(KEYS[0], PROFILE) is Miss.DAMAGED
     assert reported == [(KEYS[0], Miss.DAMAGED)]
     assert store.chain.flush(20)
-    assert disk.keys() == []
+    assert [*disk.held()] == []
 
 
 # --- a full disk, a slow disk ---
@@ -309,7 +309,7 @@ def test_what_cannot_be_removed_stays_counted(tmp_path: Path, monkeypatch) -> No
         assert not disk.offer(COPIES[2], always)
         disk.forget(KEYS[:2])
     assert bytes_on_disk(disk.folder) == 2 * SIZE
-    assert disk.keys() == []
+    assert [*disk.held()] == []
     assert not disk.offer(COPIES[2], always), "there is no room"
     assert bytes_on_disk(disk.folder) == 2 * SIZE
     disk.close()
@@ -342,7 +342,7 @@ def test_no_reader_waits_for_a_disk_that_is_slow_to_write(disk: DiskTier, tmp_pa
     assert set(found.tiers.values()) == {"memory"}
     store.put(RECORDS[7])  # nor does a writer
     store.forget([KEYS[5]])
-    assert disk.keys() == []
+    assert [*disk.held()] == []
     go.set()
     assert store.chain.flush(20)
     assert disk.holds(KEYS[0])
@@ -356,7 +356,7 @@ def test_what_is_deleted_while_it_is_being_written_is_not_kept(disk: DiskTier, t
     assert store.delete(KEYS[:3]) == set()
     go.set()
     assert store.chain.flush(20)
-    assert disk.keys() == []
+    assert [*disk.held()] == []
     assert disk.counters()["bytes"] == bytes_on_disk(disk.folder) == 0
     assert set(store.get_many(KEYS[:3], PROFILE, deadline_s=10).values()) == {Miss.ABSENT}
 
@@ -367,7 +367,7 @@ HOLD = """
 import sys
 from storage.tiers.disk import DiskTier
 disk = DiskTier(sys.argv[1], 1 << 20)
-print(disk.folder.name, *disk.keys(), flush=True)
+print(disk.folder.name, *disk.held(), flush=True)
 sys.stdin.read()
 """
 

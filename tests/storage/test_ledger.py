@@ -77,7 +77,7 @@ class Medium(RuleBasedStateMachine):
     @invariant()
     def counted_right(self) -> None:
         counters = self.ledger.counters()
-        held = [self.ledger.get(key) for key in self.ledger.keys()]
+        held = self.ledger.entries()
         assert counters["bytes"] <= CAPACITY
         if not self.writing and not self.leaving:
             assert counters["bytes"] == sum(self.files.values())
@@ -112,7 +112,7 @@ def test_what_is_on_its_way_is_not_there_and_cannot_be_evicted() -> None:
     entry = ledger.reserve("a", 60, 1)
     assert entry is not None
     assert ledger.get("a") is None
-    assert ledger.keys() == []
+    assert ledger.entries() == []
     assert ledger.reserve("a", 10, 1) is None
     assert ledger.reserve("b", 60, 1) is None
     assert ledger.settle(entry)
@@ -137,7 +137,7 @@ def test_who_finds_no_room_evicts_nothing() -> None:
     ledger = filled(5, 20)
     ledger.pin(["k0"])
     assert ledger.reserve("large", 81, 1) is None
-    assert len(ledger.keys()) == 5
+    assert len(ledger.entries()) == 5
     assert ledger.counters()["evictions"] == 0
 
 

@@ -51,19 +51,33 @@ rules:
     pin: memory
     prefetch: every working day at 07:45 Europe/Berlin
     keep: {tier: disk, for: 2h}
-    codec: raw
+    codec: {store: raw, disk: int8}
     replicate: [lyon, oslo]
     store: yes
 """
     ).decide(facts(), NOW)
     prefetch = Prefetch("45 7 * * 1-5", "Europe/Berlin", "memory")
-    assert said.actions == Actions("memory", prefetch, Keep("disk", 7200), "raw", ("lyon", "oslo"), True)
+    assert said.actions == Actions("memory", prefetch, Keep("disk", 7200), "raw", "int8", ("lyon", "oslo"), True)
     assert set(said.by.values()) == {"hot"}
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
 def test_a_rule_may_name_every_codec_that_a_setting_may(name: str) -> None:
     assert policy(f"rules:\n- codec: {{object: {name}}}").decide(facts(), NOW).actions.codec == name
+
+
+def test_the_codec_of_copies_is_said_by_itself_and_may_depend_on_use() -> None:
+    rules = policy("""
+rules:
+  - {name: idle, match: {use: {last: "> 7d"}}, codec: {disk: int4, memory: raw}}
+  - {name: legal, match: {tag: {team: legal}}, codec: {object: lossless}}
+  - {name: rest, codec: {store: int8, disk: raw}}
+""")
+    decided = rules.decide(facts(attributes={"team": "legal"}), NOW)
+    assert (decided.actions.codec, decided.actions.disk_codec) == ("lossless", "int4")
+    assert (decided.by["codec"], decided.by["disk_codec"]) == ("legal", "idle")
+    used = rules.decide(facts(used_at=NOW - DAY), NOW)
+    assert (used.actions.codec, used.actions.disk_codec) == ("int8", "raw")
 
 
 def test_both_forms_of_a_time_mean_the_same() -> None:
@@ -213,7 +227,11 @@ WRONG: dict[str, tuple[str, str]] = {
     "an unknown field": ("rules:\n- {mtach: {}, pin: memory}", "line 2: unknown field 'mtach' in a rule; did you mean 'match'?"),
     "an unknown tier": ("rules:\n\n- pin: ram", "line 3: pin cannot be 'ram': use device, memory, disk"),
     "an unknown codec": ("rules:\n- codec: zip", "line 2: codec cannot be 'zip': use raw"),
-    "a codec of a cache": ("rules:\n- codec: {memory: raw}", "line 2: codec by tier is chosen for 'object' only"),
+    "a packed memory": ("rules:\n- codec: {memory: int8}", "where KV lies as it is used, cannot be 'int8': use raw"),
+    "an unknown codec of a copy": ("rules:\n- codec: {disk: zip}", "line 2: codec on disk cannot be 'zip': use raw"),
+    "a basis for a copy": ("rules:\n- codec: {disk: transform}", "line 2: codec on disk cannot be 'transform': use raw"),
+    "a codec of no tier": ("rules:\n- codec: {disc: int8}", "unknown field 'disc' in codec; did you mean 'disk'?"),
+    "two codecs of one object": ("rules:\n- codec: {store: raw, object: raw}", "the stored object's codec is named twice"),
     "a basis in a rule": ("rules:\n- codec: 'transform:ab'", "line 2: codec cannot be 'transform:ab'"),
     "a codec by age": ('rules:\n- {match: {age: "> 1d"}, codec: raw}', "leave age and use out"),
     "no such time": ("rules:\n- prefetch: every tuesdy at 07:45", "line 2: 'tuesdy' names no days"),

@@ -397,7 +397,7 @@ def test_a_refusal_with_the_right_clock_does_not_blame_it(server, connect):
 def test_every_attempt_is_signed_at_its_own_time(server, connect, monkeypatch):
     """After the clock has jumped, by hand or by NTP, no old signature is sent."""
     now = [datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)]
-    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: now[0])
+    monkeypatch.setattr("storage.s3_sign._now", lambda: now[0])
     monkeypatch.setattr("storage.retry.time.sleep", lambda seconds: now.__setitem__(0, now[0] + datetime.timedelta(days=1)))
     server.plan = [503]
     store = connect(attempts=2)

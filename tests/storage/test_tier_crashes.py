@@ -57,6 +57,9 @@ def act(folder):
                     yield part
         object.__setattr__(COPIES[3], "encoded", Parts(COPIES[3].encoded))
         assert disk.offer(COPIES[3], always)
+    elif action == "recode":
+        disk.keep_as({KEYS[3]: "int8"})
+        assert disk.offer(COPIES[3], always) and disk.held()[KEYS[3]].codec == "int8"
     elif action == "delete":
         disk.forget(KEYS[:2])
     else:
@@ -114,7 +117,7 @@ for number in range(4):
 """
 
 
-@pytest.mark.parametrize(("action", "least"), [("promote", 10), ("delete", 4), ("restart", 6)])
+@pytest.mark.parametrize(("action", "least"), [("promote", 10), ("recode", 8), ("delete", 4), ("restart", 6)])
 def test_a_disk_tier_killed_at_any_step_is_in_order_for_the_next_process(tmp_path: Path, action: str, least: int) -> None:
     full = DiskTier(tmp_path / "full", 3 * SIZE)
     for copy in COPIES[:3]:
