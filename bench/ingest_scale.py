@@ -24,7 +24,7 @@ from serving.settings import Settings
 from storage.catalogue.schema import Corpus, Job, Tenant
 
 TENANT, CORPUS = "bench", "vs_scale"
-RULES = "rules:\n  - name: no KV\n    store: false\n"
+RULES = "rules:\n  - name: no-kv\n    store: false\n"
 SHOWN = 10  # readings in the record
 
 
