@@ -90,12 +90,14 @@ def first_key(settings: Settings) -> str | None:
     from serving.auth import ensure_admin_key
     from serving.local_broker import write_private
     from serving.settings import master_secret
+    from storage.catalogue.audit import audit_key
     from storage.catalogue.engine import migrate, open_catalogue
 
     migrate(settings.database)
-    catalogue = open_catalogue(settings.database)
+    secret = master_secret(settings)
+    catalogue = open_catalogue(settings.database, audit_key(secret))
     try:
-        key = ensure_admin_key(catalogue, master_secret(settings))
+        key = ensure_admin_key(catalogue, secret)
     finally:
         catalogue.close()
     if key is not None:

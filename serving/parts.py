@@ -18,7 +18,7 @@ from celery import Celery
 from ingest.deletes import Deleter
 from ingest.tasks import INGEST
 from precompute.tasks import PRECOMPUTE
-from serving.celery_app import build_celery, check_broker, ringer
+from serving.celery_app import broker_url, build_celery, check_broker, ringer
 from serving.settings import Settings
 from serving.storage_parts import StorageParts
 from storage.catalogue.facts import codecs_of
@@ -309,6 +309,7 @@ class Wiring(StorageParts):
     def api(self) -> ApiParts:
         from retrieval.search import Retriever
         from serving.api.parts import ApiParts
+        from serving.limits import Limiter
 
         return ApiParts(
             settings=self.settings,
@@ -328,6 +329,7 @@ class Wiring(StorageParts):
             placement=self.placement,
             meter=self.meter,
             reach=self.reach,
+            limiter=Limiter(lambda: broker_url(self.settings)),
             parent=self.parent,
         )
 

@@ -62,6 +62,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             error_body("The server had an error; it has been logged.", kind, None, "internal_error"),
             headers,
         )
+    headers = {**headers, **getattr(error, "headers", {})}
     return status, error_body(str(error), kind, getattr(error, "param", None), error.code), headers
 
 

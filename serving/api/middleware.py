@@ -16,12 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.api.errors import error_response, http_error
 from serving.api.metrics import Metrics
 from serving.api.parts import ApiParts
-from serving.auth import Unauthorized, authenticate
+from serving.auth import NOTED, Unauthorized, audit, authenticate
+from serving.limits import ASKING
 from storage.errors import PrereadError
 
 JSON_LIMIT = 8 << 20
 MULTIPART_SLACK = 1 << 20  # part headers and small fields around a file
 DRAIN_LIMIT = 32 << 20  # read so much of a refused body, so that the client gets to read the refusal
+ACTION_LENGTH, TARGET_LENGTH = 64, 200
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 log = structlog.get_logger(__name__)
@@ -115,27 +117,72 @@ async def _drain(receive: Receive) -> None:
 
 
 class Authentication:
-    """Nothing under /v1 is reached without a good key, nor its body read; routes only ask for a scope."""
+    """Nothing under /v1 is reached without a good key or login, nor its body read; routes only ask for a scope."""
 
     def __init__(self, app: ASGIApp, parts: ApiParts) -> None:
         self.app = app
         self.parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] + "/").startswith("/v1/"):
-            try:
-                await self._admit(scope)
-            except PrereadError as error:
-                await error_response(error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        if scope["type"] != "http" or not (scope["path"] + "/").startswith("/v1/"):
+            await self.app(scope, receive, send)
+            return
+        left: dict[str, str] = {}
+        try:
+            left = await self._admit(scope)
+        except PrereadError as error:
+            await error_response(error)(scope, receive, send)
+            return
 
-    async def _admit(self, scope: Scope) -> None:
+        async def send_what_is_left(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(left)
+            await send(message)
+
+        await self.app(scope, receive, send_what_is_left)
+
+    async def _admit(self, scope: Scope) -> dict[str, str]:
+        """Find out who asks and count it; what is left to them, as headers. Raises PrereadError."""
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not key.strip():
             raise Unauthorized("You didn't provide an API key: send the header Authorization: Bearer <key>.")
-        principal = await to_thread.run_sync(
-            authenticate, self.parts.catalogue, self.parts.secret, key.strip()
-        )
+        parts = self.parts
+        principal = await to_thread.run_sync(authenticate, parts.catalogue, parts.secret, key.strip(), parts.clock)
         scope.setdefault("state", {})["principal"] = principal
         structlog.contextvars.bind_contextvars(key_id=principal.key_id)
+        ASKING.set(principal)
+        return await to_thread.run_sync(parts.limiter.admit, principal, scope["path"], parts.catalogue)
+
+
+class AuditTrail:
+    """Writes down refusals, and every change that its route has not written down itself."""
+
+    def __init__(self, app: ASGIApp, parts: ApiParts) -> None:
+        self.app = app
+        self.parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or "principal" not in scope.get("state", {}):
+            await self.app(scope, receive, send)
+            return
+        status = 0
+
+        async def send_noting_status(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        noted: list[str] = []
+        NOTED.set(noted)
+        await self.app(scope, receive, send_noting_status)
+        # Who may only read has changed nothing, whatever the method.
+        changed = scope["method"] not in ("GET", "HEAD") and scope["state"].get("needed", "read") != "read"
+        if status == 403 or (changed and 200 <= status < 300 and not noted):
+            await to_thread.run_sync(self._note, scope, "denied" if status == 403 else "ok")
+
+    def _note(self, scope: Scope, outcome: str) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        target = "/".join(str(value) for value in scope.get("path_params", {}).values())[:TARGET_LENGTH]
+        action = f"{scope['method']} {route}"[:ACTION_LENGTH]
+        with self.parts.catalogue.write() as session:
+            audit(session, scope["state"]["principal"], action, target, self.parts.clock(), outcome)

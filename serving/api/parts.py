@@ -13,6 +13,7 @@ from ingest.sync import DoneHash
 from retrieval.reranker import Reranker
 from retrieval.search import Retriever
 from serving.engine.types import Engine
+from serving.limits import Limiter
 from serving.placement import Placement
 from serving.settings import Settings
 from serving.usage import Meter
@@ -47,6 +48,7 @@ class ApiParts:
     placement: Placement
     meter: Meter
     reach: Reach = field(default_factory=Reach)
+    limiter: Limiter = field(default_factory=Limiter)
     clock: Callable[[], float] = time.time
     check_broker: Callable[[], None] = _well
     check_engine: Callable[[], None] = _well

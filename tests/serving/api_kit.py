@@ -28,6 +28,7 @@ from serving.engine.types import Delta, GenerateRequest, Generation, Outcome, Re
 from serving.placement import Placement
 from serving.settings import Settings
 from serving.usage import Meter
+from storage.catalogue.audit import audit_key
 from storage.catalogue.engine import migrate, open_catalogue
 from storage.errors import Cancelled
 from storage.folder import FolderStore
@@ -197,7 +198,7 @@ class Site:
 def make_parts(folder: Path, engine: EchoEngine, rung: list[str], hosts: str = LISTED) -> tuple[ApiParts, Work]:
     url = f"sqlite:///{folder / 'catalogue.db'}"
     migrate(url)
-    catalogue, objects, embedder = open_catalogue(url), FolderStore(folder / "objects"), WordEmbedder()
+    catalogue, objects, embedder = open_catalogue(url, audit_key(SECRET)), FolderStore(folder / "objects"), WordEmbedder()
     index = open_index(catalogue, embedder)
     index.ensure()
     work = Work(catalogue, objects, IngestSide(index), ParagraphParser())
