@@ -80,7 +80,7 @@ class Principal:
 
 @dataclass(frozen=True)
 class NewKey:
-    """What an admin asks for. `expires_at`: seconds since the epoch."""
+    """What an admin asks for, or a login. `expires_at`: seconds since the epoch."""
 
     name: str
     scopes: tuple[str, ...] = ("read", "write")
@@ -89,6 +89,7 @@ class NewKey:
     principals: tuple[str, ...] = ()
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    user_id: str | None = None
 
 
 def key_mac(secret: bytes, key: str) -> str:
@@ -118,6 +119,7 @@ def principal_of(row: ApiKey) -> Principal:
         key_id=row.id,
         scopes=frozenset(row.scopes),
         corpora=None if row.corpora is None else frozenset(row.corpora),
+        user_id=row.user_id,
         principals=frozenset(row.principals or ()),
         requests_per_minute=row.requests_per_minute,
         tokens_per_minute=row.tokens_per_minute,
@@ -180,6 +182,7 @@ def key_shape(row: ApiKey) -> dict[str, Any]:
         "scopes": row.scopes,
         "corpora": row.corpora,
         "principals": row.principals or [],
+        "user_id": row.user_id,
         "requests_per_minute": row.requests_per_minute,
         "tokens_per_minute": row.tokens_per_minute,
         "created_at": int(row.created_at),
@@ -208,6 +211,7 @@ def add_key(session: Session, secret: bytes, tenant_id: str, wanted: NewKey, at:
         scopes=list(wanted.scopes),
         corpora=None if wanted.corpora is None else list(wanted.corpora),
         principals=list(wanted.principals) or None,
+        user_id=wanted.user_id,
         requests_per_minute=wanted.requests_per_minute,
         tokens_per_minute=wanted.tokens_per_minute,
         created_at=at,
@@ -226,7 +230,9 @@ def _check_wanted(session: Session, actor: Principal, wanted: NewKey, now: float
     if "operator" in wanted.scopes and not actor.may("operator"):
         raise Forbidden("Only an operator's key makes another one.")
     own = session.get(ApiKey, actor.key_id) if actor.key_id else None
-    if own is not None and own.expires_at is not None and (wanted.expires_at or math.inf) > own.expires_at:
+    # A login is a person, who may make keys for their programs.
+    ends = own.expires_at if own is not None and own.user_id is None else None
+    if ends is not None and (wanted.expires_at or math.inf) > ends:
         raise UserError("a key that expires cannot make one that outlives it: give expires_at")
     if any(name.startswith("key-") for name in wanted.principals):
         raise UserError("a principal is a name like group:legal or user:ann, not the id of a key")

@@ -58,11 +58,16 @@ def check_model(settings: Settings) -> None:
 
 
 def check_policy(settings: Settings) -> None:
-    """Refuse a policy file with mistakes at the start; later ones leave the version before them in force."""
+    """Refuse a policy file with mistakes at the start; later ones leave the version before them in force. The file of
+    logins is read once."""
     if settings.policy_file:
         from storage.policy.file import read_policy
 
         read_policy(Path(settings.policy_file))
+    if settings.oidc_file:
+        from serving.oidc_file import read_oidc
+
+        read_oidc(Path(settings.oidc_file))
 
 
 def embedded_folder(data_dir: Path) -> Path:

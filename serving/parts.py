@@ -310,7 +310,10 @@ class Wiring(StorageParts):
         from retrieval.search import Retriever
         from serving.api.parts import ApiParts
         from serving.limits import Limiter
+        from serving.login import Login
+        from serving.oidc_file import read_oidc
 
+        oidc = self.settings.oidc_file
         return ApiParts(
             settings=self.settings,
             catalogue=self.catalogue,
@@ -330,6 +333,7 @@ class Wiring(StorageParts):
             meter=self.meter,
             reach=self.reach,
             limiter=Limiter(lambda: broker_url(self.settings)),
+            login=Login(self.catalogue, self.secret, read_oidc(Path(oidc))) if oidc else None,
             parent=self.parent,
         )
 

@@ -60,6 +60,7 @@ class Settings:
     tick_seconds: float = 2.0
     policy_file: str = ""  # the operator's rules for stored KV, YAML; read again when it changes. See docs/policies.md
     source_roots: str = ""  # folders, ':'-separated, from which corpora may be synced; empty: none
+    oidc_file: str = ""  # who may log in to the page, and as what, YAML; empty: keys only. See docs/access.md
     allowed_hosts: str = ""  # split by commas: where sources and webhooks may lead; empty: nowhere. See docs/sources.md
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
 import time
@@ -10,14 +11,15 @@ import structlog
 from anyio import to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.api.errors import error_response, http_error
 from serving.api.metrics import Metrics
 from serving.api.parts import ApiParts
-from serving.auth import NOTED, Unauthorized, audit, authenticate
+from serving.auth import NOTED, Forbidden, Principal, Unauthorized, audit, authenticate
 from serving.limits import ASKING
+from serving.login import COOKIE, Login
 from storage.errors import PrereadError
 
 JSON_LIMIT = 8 << 20
@@ -116,6 +118,12 @@ async def _drain(receive: Receive) -> None:
         more = message["type"] == "http.request" and message.get("more_body", False)
 
 
+def check_csrf(login: Login, who: Principal, headers: Headers) -> None:
+    """Raises Forbidden unless a script of our own has asked: another origin's cannot know the token."""
+    if not hmac.compare_digest(headers.get("x-csrf-token", "").encode(), login.csrf_token(who).encode()):
+        raise Forbidden("Send the header x-csrf-token with the token of GET /auth/session.", code="csrf_token_missing")
+
+
 class Authentication:
     """Nothing under /v1 is reached without a good key or login, nor its body read; routes only ask for a scope."""
 
@@ -143,11 +151,18 @@ class Authentication:
 
     async def _admit(self, scope: Scope) -> dict[str, str]:
         """Find out who asks and count it; what is left to them, as headers. Raises PrereadError."""
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not key.strip():
+        parts, headers = self.parts, Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        by_cookie = not kind and parts.login is not None
+        if by_cookie:
+            key = HTTPConnection(scope).cookies.get(COOKIE, "")
+        elif kind.lower() != "bearer":
+            key = ""
+        if not key.strip():
             raise Unauthorized("You didn't provide an API key: send the header Authorization: Bearer <key>.")
-        parts = self.parts
         principal = await to_thread.run_sync(authenticate, parts.catalogue, parts.secret, key.strip(), parts.clock)
+        if by_cookie and parts.login and scope["method"] not in ("GET", "HEAD"):
+            check_csrf(parts.login, principal, headers)
         scope.setdefault("state", {})["principal"] = principal
         structlog.contextvars.bind_contextvars(key_id=principal.key_id)
         ASKING.set(principal)

@@ -14,6 +14,7 @@ from retrieval.reranker import Reranker
 from retrieval.search import Retriever
 from serving.engine.types import Engine
 from serving.limits import Limiter
+from serving.login import Login
 from serving.placement import Placement
 from serving.settings import Settings
 from serving.usage import Meter
@@ -48,6 +49,7 @@ class ApiParts:
     placement: Placement
     meter: Meter
     reach: Reach = field(default_factory=Reach)
+    login: Login | None = None
     limiter: Limiter = field(default_factory=Limiter)
     clock: Callable[[], float] = time.time
     check_broker: Callable[[], None] = _well

@@ -78,6 +78,7 @@ def shape(row: AuditEvent) -> dict[str, Any]:
     return {
         "id": f"audit-{row.id}",
         "object": "audit_event",
+        "tenant_id": row.tenant_id,
         "key_id": row.key_id,
         "user_id": row.user_id,
         "action": row.action,

@@ -56,6 +56,7 @@ class ApiKey(Base):
     revoked_at: Mapped[float | None]
     expires_at: Mapped[float | None]
     principals: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))  # names for access lists, beside its id
+    user_id: Mapped[str | None] = mapped_column(String(255))  # whose login it is; None: a key that somebody has made
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
 

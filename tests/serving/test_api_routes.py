@@ -16,6 +16,7 @@ from serving.auth import NewKey, Principal, create_key
 from storage.catalogue.schema import Tenant
 
 OPEN = {"/healthz", "/readyz", "/metrics"}  # without a key
+OPEN |= {f"/auth/{name}" for name in ("config", "login", "callback", "session", "logout")}  # by cookies, see test_login.py
 # By a site's key, see test_sites.py, or by a git host, see test_pushes.py.
 SIGNED = {"/site/{site_id}/objects/{name}", "/site/{site_id}/{call}", "/hooks/{hook_id}"}
 TEXT = "Invoices are due after thirty days."

@@ -18,6 +18,7 @@ ADDED: dict[str, tuple[tuple[str, Any], ...]] = {
     "api_key": (
         ("expires_at", sa.Double()),
         ("principals", sa.JSON(none_as_null=True)),
+        ("user_id", sa.String(length=255)),
         ("requests_per_minute", sa.Integer()),
         ("tokens_per_minute", sa.Integer()),
     ),
