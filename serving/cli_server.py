@@ -139,6 +139,7 @@ def serve(port: Port = None, host: Host = None, supervised: Supervised = False) 
     key = first_key(settings)
     if key is not None:
         note(f"admin key kept in {settings.data_dir / ADMIN_KEY}, readable by its owner only")
+    from serving.http_protocol import PatientProtocol
     from serving.processes import build_api
 
     uvicorn.run(
@@ -148,6 +149,7 @@ def serve(port: Port = None, host: Host = None, supervised: Supervised = False) 
         log_level="warning",
         timeout_graceful_shutdown=5,
         server_header=False,
+        http=PatientProtocol,
     )
 
 

@@ -8,7 +8,7 @@ import secrets
 import time
 
 import structlog
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -25,6 +25,16 @@ from storage.errors import PrereadError
 JSON_LIMIT = 8 << 20
 MULTIPART_SLACK = 1 << 20  # part headers and small fields around a file
 DRAIN_LIMIT = 32 << 20  # read so much of a refused body, so that the client gets to read the refusal
+BODY_PAUSE_S = 30.0  # after which without a byte a body is given up
+BODY_GRACE_S = 60.0  # of waiting that any body may take; beyond it only one that comes at BODY_BYTES_S
+BODY_BYTES_S = 1024
+# What a browser makes of an answer that is no page: it shows nothing, runs nothing, and is framed by nobody.
+SAFE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+}
 ACTION_LENGTH, TARGET_LENGTH = 64, 200
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -50,7 +60,10 @@ class RequestShell:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
@@ -71,7 +84,8 @@ class RequestShell:
 
 
 class BodyLimit:
-    """Counts the bytes of a body as they are read; what the header claims only makes the refusal quicker."""
+    """Counts the bytes of a body as they are read, and the seconds that it is waited for; what the header claims only makes
+    the refusal quicker."""
 
     def __init__(self, app: ASGIApp, max_upload_bytes: int) -> None:
         self.app = app
@@ -89,9 +103,19 @@ class BodyLimit:
             await _drain(receive)
             return
 
+        more, waited = True, 0.0
+
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, more, waited
+            if not more:  # what comes now is the end of the connection, for which an answer waits as long as it takes
+                return await receive()
+            began = time.monotonic()
+            with move_on_after(BODY_PAUSE_S) as pause:
+                message = await receive()
+            waited += time.monotonic() - began
+            if pause.cancelled_caught or waited > BODY_GRACE_S + read / BODY_BYTES_S:
+                raise HTTPException(408, "The request body came too slowly.", {"connection": "close"})
+            more = message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > limit:
                 raise HTTPException(413, _too_large(limit), {"connection": "close"})

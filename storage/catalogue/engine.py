@@ -185,6 +185,8 @@ def _errors_named() -> Iterator[None]:
             raise StorageUnavailable("The catalogue's database does not answer.") from error
         if sqlite.is_full(error.orig) or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
             raise StorageUnavailable("The catalogue's disk is full.") from error
+        if "NUL (0x00)" in str(error.orig):  # PostgreSQL holds no such text
+            raise UserError("A name or text with a NUL character cannot be stored.") from None
         raise
 
 

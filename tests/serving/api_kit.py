@@ -25,6 +25,7 @@ from serving.api.app import build_app
 from serving.api.parts import ApiParts
 from serving.auth import ensure_admin_key
 from serving.engine.types import Delta, GenerateRequest, Generation, Outcome, Report
+from serving.http_protocol import PatientProtocol
 from serving.placement import Placement
 from serving.settings import Settings
 from serving.usage import Meter
@@ -227,7 +228,7 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str], hosts: str = L
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """The app behind a real server on a free port of loopback; its address."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="off", http=PatientProtocol))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
