@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from anyio import CapacityLimiter
 from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import OctKey
@@ -29,6 +30,7 @@ from storage.catalogue.schema import ApiKey, Corpus, LoginState, Tenant
 COOKIE = "preread_session"
 ATTEMPT_COOKIE = "preread_login"
 ATTEMPT_SECONDS = 600
+THREADS = 4  # that wait for the issuer at once
 Clock = Callable[[], float]
 
 
@@ -39,6 +41,7 @@ class Login:
         self.file = file
         self._catalogue, self._secret, self._clock = catalogue, secret, clock
         self._issuer = Issuer(file, clock)
+        self.threads = CapacityLimiter(THREADS)
         digest = hmac.new(secret, b"preread login attempt", hashlib.sha256).digest()
         self._key = OctKey.import_key(digest)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
@@ -32,20 +33,24 @@ def login_config(parts: Parts) -> dict[str, Any]:
 
 
 @router.get("/login", response_class=RedirectResponse, status_code=302)
-def begin_login(parts: Parts, next: Word = "/") -> Response:
+async def begin_login(parts: Parts, next: Word = "/") -> Response:
     login = _login(parts)
-    url, attempt = login.begin(next)
+    # Threads of their own: an issuer that hangs must not take those that answer questions.
+    url, attempt = await to_thread.run_sync(login.begin, next, limiter=login.threads)
     answer = RedirectResponse(url, 302, {"cache-control": "no-store"})
     _set(answer, login, ATTEMPT_COOKIE, attempt, ATTEMPT_SECONDS, "/auth")
     return answer
 
 
 @router.get("/callback", response_class=RedirectResponse, status_code=302)
-def finish_login(parts: Parts, request: Request, state: Word = "", code: Word = "", error: Word = "") -> Response:
+async def finish_login(
+    parts: Parts, request: Request, state: Word = "", code: Word = "", error: Word = ""
+) -> Response:
     login = _login(parts)
     if error or not code:
         raise LoginRefused("The issuer has refused this login.")
-    key, goal, seconds = login.finish(code, state, request.cookies.get(ATTEMPT_COOKIE, ""))
+    kept = request.cookies.get(ATTEMPT_COOKIE, "")
+    key, goal, seconds = await to_thread.run_sync(login.finish, code, state, kept, limiter=login.threads)
     answer = RedirectResponse(goal, 302, {"cache-control": "no-store"})
     answer.delete_cookie(ATTEMPT_COOKIE, path="/auth")
     _set(answer, login, COOKIE, key, seconds, "/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -265,6 +266,31 @@ def test_another_code_than_the_one_given_for_this_login_is_refused(one_club: Clu
         state = httpx.URL(sent.headers["location"]).params["state"]
         injected = browser.get("/auth/callback", params={"code": code, "state": state})
         assert injected.status_code == 403, "PKCE binds a code to the browser that asked for it"
+
+
+def test_an_issuer_that_hangs_takes_no_threads_from_others(club: Club, monkeypatch) -> None:
+    gone_on, waiting = threading.Event(), threading.Semaphore(0)
+
+    def hang(*_: object) -> str:
+        waiting.release()
+        gone_on.wait(60)
+        return "x"
+
+    monkeypatch.setattr("serving.oidc.Issuer.login_url", hang)
+    url = f"{club.site.url}/auth/login"
+    asking = [threading.Thread(target=httpx.get, args=(url,), kwargs={"timeout": 90}) for _ in range(60)]
+    for thread in asking:
+        thread.start()
+    try:
+        assert waiting.acquire(timeout=60)
+        while sum(waiting.acquire(timeout=1) for _ in range(4)):  # until no more come through
+            pass
+        with club.site.http() as http:
+            assert http.get("/v1/files").status_code == 200
+    finally:
+        gone_on.set()
+        for thread in asking:
+            thread.join()
 
 
 def test_an_issuer_whose_metadata_are_another_s_is_not_used(club: Club) -> None:
