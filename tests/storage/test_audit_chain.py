@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from storage.catalogue.audit import Entry, append, audit_key, prune, verify
+from storage.catalogue.audit import Entry, append, audit_key, mac_of, prune, verify
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import AuditEvent, AuditHead
 
@@ -105,6 +105,19 @@ def test_who_has_no_key_cannot_mend_the_chain(catalogue: Catalogue) -> None:
     with forger.write() as session:
         append(session, Entry("t", "document.delete", "doc-innocent", 102.0))
     assert broken(catalogue) == 3
+
+
+def test_an_event_of_another_history_of_the_tenant_shows(catalogue: Catalogue) -> None:
+    """As from a backup in which less had been done before: its MAC is good, and it does not belong here."""
+    write(catalogue, 3)
+    with catalogue.read() as session:
+        second = session.scalars(select(AuditEvent).where(AuditEvent.seq == 2)).one()
+        elsewhere = mac_of(KEY, second, "0" * 64)
+    disarmed(
+        catalogue,
+        update(AuditEvent).where(AuditEvent.seq == 2).values(mac=elsewhere),
+    )
+    assert broken(catalogue) == 2
 
 
 def test_an_act_that_is_rolled_back_leaves_no_event_and_no_gap(catalogue: Catalogue) -> None:
