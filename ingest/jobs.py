@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from ingest.job_end import end_job, owes_kv
 from ingest.job_view import failed_files
+from storage.access import ruled
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, KVObject
 from storage.errors import UserError
 
@@ -72,21 +73,33 @@ def attach(
         session.add(document)
     if attributes is not None:
         document.attributes = attributes
-    if access is not None:
-        document.access = access
-        _pass_on(session, document)
+    listed = ruled(corpus.settings, path, document.access if access is None else access)
+    if listed != document.access:
+        document.access = listed
+        _pass_on(session, corpus, document)
     document.status, document.error_code, document.error_message = "in_progress", None, None
     corpus.last_active_at = time.time()
     session.flush()
     return document
 
 
-def _pass_on(session: Session, archive: Document) -> None:
+def apply_access_rules(session: Session, corpus: Corpus) -> int:
+    """Give the documents that are there the lists that the corpus's rules say. Those that no rule fits keep theirs: a rule
+    that is taken away opens nothing. Returns how many have changed."""
+    changed = 0
+    for document in session.scalars(select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path)):
+        listed = ruled(corpus.settings, document.path, document.access)
+        changed += listed != document.access
+        document.access = listed
+    return changed
+
+
+def _pass_on(session: Session, corpus: Corpus, archive: Document) -> None:
     """The rights of an archive are those of the files in it."""
     prefix = archive.path + SEPARATOR
     inside = func.substr(Document.path, 1, len(prefix)) == prefix
     for member in session.scalars(select(Document).where(Document.corpus_id == archive.corpus_id, inside)):
-        member.access = archive.access
+        member.access = ruled(corpus.settings, member.path, archive.access)
 
 
 def create_job(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from serving import (
+    cli_access,
     cli_ask,
     cli_backup,
     cli_config,
@@ -46,6 +47,8 @@ for room in (cli_server, cli_work, cli_ask, cli_documents, cli_jobs, cli_plan, c
     room.register(app)
 app.add_typer(cli_keys.app, name="key")
 app.add_typer(cli_config.app, name="config")
+app.add_typer(cli_access.audit, name="audit")
+app.add_typer(cli_access.tenant, name="tenant")
 app.add_typer(cli_policy.app, name="policy")
 app.add_typer(cli_storage.app, name="storage")
 app.command()(cli_storage_view.usage)

@@ -77,6 +77,18 @@ class Api:
             )
             return done
 
+    def lines(self, path: str, **query: Any) -> Iterator[str]:
+        """An answer's lines as they come."""
+        told = {name: value for name, value in query.items() if value is not None}
+        try:
+            with self._http.stream("GET", path, params=told) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    _check(answer)
+                yield from answer.iter_lines()
+        except httpx.TransportError as error:
+            raise UserError(f"the answer from {self.address} broke off ({error})") from None
+
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
         """Server-sent events as (seconds since the request, event)."""
         start = time.perf_counter()

@@ -58,11 +58,16 @@ def check_model(settings: Settings) -> None:
 
 
 def check_policy(settings: Settings) -> None:
-    """Refuse a policy file with mistakes at the start; later ones leave the version before them in force."""
+    """Refuse a policy file with mistakes at the start; later ones leave the version before them in force. The file of
+    logins is read once."""
     if settings.policy_file:
         from storage.policy.file import read_policy
 
         read_policy(Path(settings.policy_file))
+    if settings.oidc_file:
+        from serving.oidc_file import read_oidc
+
+        read_oidc(Path(settings.oidc_file))
 
 
 def embedded_folder(data_dir: Path) -> Path:
@@ -90,12 +95,14 @@ def first_key(settings: Settings) -> str | None:
     from serving.auth import ensure_admin_key
     from serving.local_broker import write_private
     from serving.settings import master_secret
+    from storage.catalogue.audit import audit_key
     from storage.catalogue.engine import migrate, open_catalogue
 
     migrate(settings.database)
-    catalogue = open_catalogue(settings.database)
+    secret = master_secret(settings)
+    catalogue = open_catalogue(settings.database, audit_key(secret))
     try:
-        key = ensure_admin_key(catalogue, master_secret(settings))
+        key = ensure_admin_key(catalogue, secret)
     finally:
         catalogue.close()
     if key is not None:
@@ -132,6 +139,7 @@ def serve(port: Port = None, host: Host = None, supervised: Supervised = False) 
     key = first_key(settings)
     if key is not None:
         note(f"admin key kept in {settings.data_dir / ADMIN_KEY}, readable by its owner only")
+    from serving.http_protocol import PatientProtocol
     from serving.processes import build_api
 
     uvicorn.run(
@@ -141,6 +149,7 @@ def serve(port: Port = None, host: Host = None, supervised: Supervised = False) 
         log_level="warning",
         timeout_graceful_shutdown=5,
         server_header=False,
+        http=PatientProtocol,
     )
 
 

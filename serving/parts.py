@@ -18,7 +18,7 @@ from celery import Celery
 from ingest.deletes import Deleter
 from ingest.tasks import INGEST
 from precompute.tasks import PRECOMPUTE
-from serving.celery_app import build_celery, check_broker, ringer
+from serving.celery_app import broker_url, build_celery, check_broker, ringer
 from serving.settings import Settings
 from serving.storage_parts import StorageParts
 from storage.catalogue.facts import codecs_of
@@ -309,7 +309,11 @@ class Wiring(StorageParts):
     def api(self) -> ApiParts:
         from retrieval.search import Retriever
         from serving.api.parts import ApiParts
+        from serving.limits import Limiter
+        from serving.login import Login
+        from serving.oidc_file import read_oidc
 
+        oidc = self.settings.oidc_file
         return ApiParts(
             settings=self.settings,
             catalogue=self.catalogue,
@@ -328,6 +332,8 @@ class Wiring(StorageParts):
             placement=self.placement,
             meter=self.meter,
             reach=self.reach,
+            limiter=Limiter(lambda: broker_url(self.settings)),
+            login=Login(self.catalogue, self.secret, read_oidc(Path(oidc))) if oidc else None,
             parent=self.parent,
         )
 

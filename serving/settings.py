@@ -74,6 +74,7 @@ class Settings:
     tick_seconds: float = _setting(2.0, "how often the beat looks for what is due")
     # What the operator says.
     policy_file: str = _setting("", "the operator's rules for stored KV, read again when the file changes (docs/policies.md)")
+    oidc_file: str = _setting("", "who may log in to the page, and as what, YAML; empty: keys only (docs/access.md)")
     source_roots: str = _setting("", "folders, split by `:`, from which corpora may be synced; empty: none")
     allowed_hosts: str = _setting(
         "", "hosts, split by commas, where sources and webhooks may lead; empty: nowhere (docs/sources.md)"

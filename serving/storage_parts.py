@@ -13,6 +13,7 @@ import structlog
 from sqlalchemy import select
 
 from serving.settings import Settings, master_secret
+from storage.catalogue.audit import audit_key
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import KVObject
 from storage.errors import StorageUnavailable, UserError
@@ -58,7 +59,7 @@ class StorageParts(ABC):
     @cached_property
     def catalogue(self) -> Catalogue:
         migrate(self.settings.database)
-        catalogue = open_catalogue(self.settings.database)
+        catalogue = open_catalogue(self.settings.database, audit_key(self.secret))
         self._closers.append(catalogue.close)
         return catalogue
 

@@ -31,6 +31,7 @@ class Meter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._catalogue, self._used, self._clock = catalogue, used, clock
+        self.spent: Callable[[int], None] = lambda tokens: None  # told of every answer's tokens, in the asker's context
         self._amounts: dict[Place, Counter[str]] = {}
         self._uses: dict[tuple[str, int], tuple[int, float]] = {}
         self._lock = threading.Lock()
@@ -49,6 +50,7 @@ class Meter:
             for document_id in documents:
                 hits, _ = self._uses.get((document_id, day), (0, 0.0))
                 self._uses[document_id, day] = (hits + 1, now)
+        self.spent(outcome.prompt_tokens + outcome.completion_tokens)
         self._used({chunk.kv_key: chunk.document_id for chunk in outcome.used_chunks if chunk.kv_key})
 
     def tick(self) -> None:

@@ -21,6 +21,7 @@ async def _parts(request: Request) -> ApiParts:
 def _needs(scope: str) -> Callable[[Request], Awaitable[Principal]]:
     async def dependency(request: Request) -> Principal:
         principal: Principal = request.state.principal
+        request.state.needed = scope
         if not principal.may(scope):
             raise Forbidden(f"This key has no {scope!r} scope.")
         return principal
@@ -32,6 +33,7 @@ Parts = Annotated[ApiParts, Depends(_parts)]
 Reader = Annotated[Principal, Depends(_needs("read"))]
 Writer = Annotated[Principal, Depends(_needs("write"))]
 Admin = Annotated[Principal, Depends(_needs("admin"))]
+Operator = Annotated[Principal, Depends(_needs("operator"))]
 
 
 def _page(

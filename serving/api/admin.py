@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from serving.api.access import Admin, AnyPage, Parts
-from serving.auth import Forbidden, NewKey, create_key, list_keys, revoke_key
+from serving.auth import Forbidden, NewKey, Principal, create_key, list_keys, revoke_key
 from serving.doors import trail
 from serving.doors.paging import listing
+from serving.doors.trail import Filter
 
 router = APIRouter(prefix="/v1", tags=["administration"])
+PrincipalName = Annotated[str, Field(min_length=1, max_length=255)]
+PerMinute = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class KeyBody(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    scopes: Annotated[list[Literal["read", "write", "admin"]], Field(min_length=1)] = ["read", "write"]
+    scopes: Annotated[list[Literal["read", "write", "admin", "operator"]], Field(min_length=1)] = ["read", "write"]
     corpora: list[str] | None = None
+    expires_at: Annotated[float, Field(ge=0, le=1e11)] | None = None  # seconds since the epoch
+    # Names beside the key's id by which documents' access lists know it, e.g. group:legal.
+    principals: Annotated[list[PrincipalName], Field(max_length=100)] = []
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
 
     def wanted(self) -> NewKey:
         corpora = None if self.corpora is None else tuple(dict.fromkeys(self.corpora))
-        return NewKey(self.name, tuple(dict.fromkeys(self.scopes)), corpora)
+        return NewKey(
+            self.name, tuple(dict.fromkeys(self.scopes)), corpora, self.expires_at, tuple(dict.fromkeys(self.principals)),
+            self.requests_per_minute, self.tokens_per_minute,
+        )  # fmt: skip
 
 
 @router.post("/api_keys")
@@ -40,8 +52,36 @@ def revoke_api_key(parts: Parts, who: Admin, key_id: str) -> dict[str, Any]:
     return {**revoke_key(parts.catalogue, who, key_id, parts.clock), "deleted": True}
 
 
-@router.get("/audit")
-def list_audit_events(parts: Parts, who: Admin, page: AnyPage) -> dict[str, Any]:
+def _whole_tenant(who: Admin) -> Principal:
     if who.corpora is not None:
-        raise Forbidden("The audit trail covers all corpora: use a key that is not restricted.")
-    return trail.audit_trail(parts, who, page)
+        raise Forbidden("The audit log covers all corpora: use a key that is not restricted.")
+    return who
+
+
+Auditor = Annotated[Principal, Depends(_whole_tenant)]
+
+
+def _wanted(
+    since: float | None = None,
+    until: float | None = None,
+    action: str | None = None,
+    key_id: str | None = None,
+    target: str | None = None,
+    outcome: Literal["ok", "denied"] | None = None,
+) -> Filter:
+    """Times are seconds since the epoch; `until` is the first that is not wanted."""
+    return Filter(since, until, action, key_id, target, outcome)
+
+
+Wanted = Annotated[Filter, Depends(_wanted)]
+
+
+@router.get("/audit")
+def list_audit_events(parts: Parts, who: Auditor, page: AnyPage, wanted: Wanted) -> dict[str, Any]:
+    return trail.audit_trail(parts, who, page, wanted)
+
+
+@router.get("/audit/export", response_class=StreamingResponse)
+def export_audit_events(parts: Parts, who: Auditor, wanted: Wanted) -> StreamingResponse:
+    """Every event as JSON Lines, oldest first, with its number and MAC."""
+    return StreamingResponse(trail.export(parts, who, wanted), media_type="application/jsonl")

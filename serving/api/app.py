@@ -17,17 +17,19 @@ from serving.api import (
     health,
     hooks,
     jobs,
+    login,
     models,
     rerank,
     schedules,
     sites,
+    tenants,
     vector_store_files,
     vector_stores,
     webhooks,
 )
 from serving.api.economy_metrics import EconomyMetrics
 from serving.api.metrics import Metrics
-from serving.api.middleware import Authentication, BodyLimit, RequestShell
+from serving.api.middleware import AuditTrail, Authentication, BodyLimit, RequestShell
 from serving.api.parts import ApiParts
 from serving.api.site_metrics import SiteMetrics
 from serving.api.storage_metrics import StoreMetrics, TierMetrics
@@ -48,6 +50,8 @@ ROUTERS = (
     hooks,
     webhooks,
     admin,
+    login,
+    tenants,
     economics,
     health,
 )
@@ -57,6 +61,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     """The app over these parts. It starts nothing and closes nothing: the parts are their maker's."""
     app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.parts = parts
+    parts.meter.spent = parts.limiter.spent
     app.state.metrics = Metrics(partial(count_by_status, parts.catalogue), parts.engine)
     for collector in (
         EconomyMetrics(parts.catalogue, parts.placement),
@@ -69,6 +74,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     for module in ROUTERS:
         app.include_router(module.router)
     # The last one added is the first to see a request.
+    app.add_middleware(AuditTrail, parts=parts)
     app.add_middleware(Authentication, parts=parts)
     app.add_middleware(BodyLimit, max_upload_bytes=parts.settings.max_upload_bytes)
     app.add_middleware(RequestShell, metrics=app.state.metrics)

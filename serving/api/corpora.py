@@ -102,16 +102,34 @@ class SourceBody(BaseModel):
     source: Annotated[FolderSource | GitSource | S3Source | HttpSource, Field(discriminator="type")] | None
 
 
+class AccessRule(BaseModel):
+    """`path`: a pattern, e.g. hr/*. `principals`: keys' ids and names such as group:hr; null: everyone in the tenant."""
+
+    model_config = ConfigDict(extra="forbid")
+    path: Annotated[str, Field(min_length=1, max_length=1000)]
+    principals: Annotated[list[Annotated[str, Field(min_length=1, max_length=255)]], Field(max_length=1000)] | None
+
+
+class SharingBody(BaseModel):
+    """`group`: one that the operator has made with this tenant in it; null: nobody outside the tenant."""
+
+    model_config = ConfigDict(extra="forbid")
+    group: str | None
+
+
 class SettingsBody(BaseModel):
     """`emphasis`: path pattern → how many times the attention its documents are paid; the last one that fits counts.
     `conditioning`: what chunks are read behind; a job brings the documents that are there along. `keep_versions`: for how
-    long ("30d", "12h"), or how many (0: none) of each document's replaced generations can be queried. What is left out
-    stays as it is."""
+    long ("30d", "12h"), or how many (0: none) of each document's replaced generations can be queried. `access`: who sees
+    the documents of which paths; the last rule that fits counts, before what an upload says. `sharing`: with which group of
+    tenants an empty corpus is to share KV. What is left out stays as it is."""
 
     model_config = ConfigDict(extra="forbid")
     emphasis: Annotated[dict[str, float], Field(max_length=200)] | None = None
     conditioning: Literal["none", "document"] | None = None
     keep_versions: str | int | None = None
+    access: Annotated[list[AccessRule], Field(max_length=200)] | None = None
+    sharing: SharingBody | None = None
 
 
 @router.post("/documents", openapi_extra=_FORM)
@@ -163,4 +181,8 @@ def retrieve_settings(parts: Parts, who: Reader, corpus_id: str) -> dict[str, An
 
 @router.put("/settings")
 def replace_settings(parts: Parts, who: Admin, corpus_id: str, body: SettingsBody) -> dict[str, Any]:
-    return settings.change(parts, who, corpus_id, body.emphasis, body.conditioning, body.keep_versions)
+    access = None if body.access is None else [rule.model_dump() for rule in body.access]
+    sharing = None if body.sharing is None else settings.Sharing(body.sharing.group)
+    return settings.change(
+        parts, who, corpus_id, body.emphasis, body.conditioning, body.keep_versions, access, sharing
+    )

@@ -8,6 +8,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 from serving.auth import Forbidden, Unauthorized
@@ -54,6 +55,8 @@ class BadParameter(UserError):
 
 def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers of an error. What was not raised on purpose shows nothing of itself."""
+    if isinstance(error, UnicodeEncodeError | PydanticSerializationError) and "surrogates not allowed" in str(error):
+        error = UserError("The request holds half a character: a surrogate without its other half.")
     status, kind, headers = next((row[1:] for row in TABLE if isinstance(error, row[0])), _INTERNAL)
     if not isinstance(error, PrereadError) or status == 500:
         log_failure(error)
@@ -62,6 +65,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             error_body("The server had an error; it has been logged.", kind, None, "internal_error"),
             headers,
         )
+    headers = {**headers, **getattr(error, "headers", {})}
     return status, error_body(str(error), kind, getattr(error, "param", None), error.code), headers
 
 

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
 import time
 
 import structlog
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.api.errors import error_response, http_error
 from serving.api.metrics import Metrics
 from serving.api.parts import ApiParts
-from serving.auth import Unauthorized, authenticate
+from serving.auth import NOTED, Forbidden, Principal, Unauthorized, audit, authenticate
+from serving.limits import ASKING
+from serving.login import COOKIE, Login
 from storage.errors import PrereadError
 
 JSON_LIMIT = 8 << 20
 MULTIPART_SLACK = 1 << 20  # part headers and small fields around a file
 DRAIN_LIMIT = 32 << 20  # read so much of a refused body, so that the client gets to read the refusal
+BODY_PAUSE_S = 30.0  # after which without a byte a body is given up
+BODY_GRACE_S = 60.0  # of waiting that any body may take; beyond it only one that comes at BODY_BYTES_S
+BODY_BYTES_S = 1024
+# What a browser makes of an answer that is no page: it shows nothing, runs nothing, and is framed by nobody.
+SAFE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+}
+ACTION_LENGTH, TARGET_LENGTH = 64, 200
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 log = structlog.get_logger(__name__)
@@ -46,7 +60,10 @@ class RequestShell:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id), self.metrics.in_progress.track_inprogress():
@@ -67,7 +84,8 @@ class RequestShell:
 
 
 class BodyLimit:
-    """Counts the bytes of a body as they are read; what the header claims only makes the refusal quicker."""
+    """Counts the bytes of a body as they are read, and the seconds that it is waited for; what the header claims only makes
+    the refusal quicker."""
 
     def __init__(self, app: ASGIApp, max_upload_bytes: int) -> None:
         self.app = app
@@ -85,9 +103,19 @@ class BodyLimit:
             await _drain(receive)
             return
 
+        more, waited = True, 0.0
+
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, more, waited
+            if not more:  # what comes now is the end of the connection, for which an answer waits as long as it takes
+                return await receive()
+            began = time.monotonic()
+            with move_on_after(BODY_PAUSE_S) as pause:
+                message = await receive()
+            waited += time.monotonic() - began
+            if pause.cancelled_caught or waited > BODY_GRACE_S + read / BODY_BYTES_S:
+                raise HTTPException(408, "The request body came too slowly.", {"connection": "close"})
+            more = message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > limit:
                 raise HTTPException(413, _too_large(limit), {"connection": "close"})
@@ -114,28 +142,86 @@ async def _drain(receive: Receive) -> None:
         more = message["type"] == "http.request" and message.get("more_body", False)
 
 
+def check_csrf(login: Login, who: Principal, headers: Headers) -> None:
+    """Raises Forbidden unless a script of our own has asked: another origin's cannot know the token."""
+    if not hmac.compare_digest(headers.get("x-csrf-token", "").encode(), login.csrf_token(who).encode()):
+        raise Forbidden("Send the header x-csrf-token with the token of GET /auth/session.", code="csrf_token_missing")
+
+
 class Authentication:
-    """Nothing under /v1 is reached without a good key, nor its body read; routes only ask for a scope."""
+    """Nothing under /v1 is reached without a good key or login, nor its body read; routes only ask for a scope."""
 
     def __init__(self, app: ASGIApp, parts: ApiParts) -> None:
         self.app = app
         self.parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] + "/").startswith("/v1/"):
-            try:
-                await self._admit(scope)
-            except PrereadError as error:
-                await error_response(error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        if scope["type"] != "http" or not (scope["path"] + "/").startswith("/v1/"):
+            await self.app(scope, receive, send)
+            return
+        left: dict[str, str] = {}
+        try:
+            left = await self._admit(scope)
+        except PrereadError as error:
+            await error_response(error)(scope, receive, send)
+            return
 
-    async def _admit(self, scope: Scope) -> None:
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not key.strip():
+        async def send_what_is_left(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(left)
+            await send(message)
+
+        await self.app(scope, receive, send_what_is_left)
+
+    async def _admit(self, scope: Scope) -> dict[str, str]:
+        """Find out who asks and count it; what is left to them, as headers. Raises PrereadError."""
+        parts, headers = self.parts, Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        by_cookie = not kind and parts.login is not None
+        if by_cookie:
+            key = HTTPConnection(scope).cookies.get(COOKIE, "")
+        elif kind.lower() != "bearer":
+            key = ""
+        if not key.strip():
             raise Unauthorized("You didn't provide an API key: send the header Authorization: Bearer <key>.")
-        principal = await to_thread.run_sync(
-            authenticate, self.parts.catalogue, self.parts.secret, key.strip()
-        )
+        principal = await to_thread.run_sync(authenticate, parts.catalogue, parts.secret, key.strip(), parts.clock)
+        if by_cookie and parts.login and scope["method"] not in ("GET", "HEAD"):
+            check_csrf(parts.login, principal, headers)
         scope.setdefault("state", {})["principal"] = principal
         structlog.contextvars.bind_contextvars(key_id=principal.key_id)
+        ASKING.set(principal)
+        return await to_thread.run_sync(parts.limiter.admit, principal, scope["path"], parts.catalogue)
+
+
+class AuditTrail:
+    """Writes down refusals, and every change that its route has not written down itself."""
+
+    def __init__(self, app: ASGIApp, parts: ApiParts) -> None:
+        self.app = app
+        self.parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or "principal" not in scope.get("state", {}):
+            await self.app(scope, receive, send)
+            return
+        status = 0
+
+        async def send_noting_status(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        noted: list[str] = []
+        NOTED.set(noted)
+        await self.app(scope, receive, send_noting_status)
+        # Who may only read has changed nothing, whatever the method.
+        changed = scope["method"] not in ("GET", "HEAD") and scope["state"].get("needed", "read") != "read"
+        if status == 403 or (changed and 200 <= status < 300 and not noted):
+            await to_thread.run_sync(self._note, scope, "denied" if status == 403 else "ok")
+
+    def _note(self, scope: Scope, outcome: str) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        target = "/".join(str(value) for value in scope.get("path_params", {}).values())[:TARGET_LENGTH]
+        action = f"{scope['method']} {route}"[:ACTION_LENGTH]
+        with self.parts.catalogue.write() as session:
+            audit(session, scope["state"]["principal"], action, target, self.parts.clock(), outcome)

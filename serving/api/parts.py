@@ -13,6 +13,8 @@ from ingest.sync import DoneHash
 from retrieval.reranker import Reranker
 from retrieval.search import Retriever
 from serving.engine.types import Engine
+from serving.limits import Limiter
+from serving.login import Login
 from serving.placement import Placement
 from serving.settings import Settings
 from serving.usage import Meter
@@ -47,6 +49,8 @@ class ApiParts:
     placement: Placement
     meter: Meter
     reach: Reach = field(default_factory=Reach)
+    login: Login | None = None
+    limiter: Limiter = field(default_factory=Limiter)
     clock: Callable[[], float] = time.time
     check_broker: Callable[[], None] = _well
     check_engine: Callable[[], None] = _well

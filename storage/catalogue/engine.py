@@ -33,8 +33,10 @@ _OVERTAKEN = ("40001", "40P01")  # PostgreSQL's: serialization failure, deadlock
 class Catalogue:
     """A pool of connections to one database. Safe to share between threads, and across a fork."""
 
-    def __init__(self, engine: Engine, dialect: Dialect) -> None:
+    def __init__(self, engine: Engine, dialect: Dialect, audit_key: bytes = b"") -> None:
+        """`audit_key`: see `storage.catalogue.audit`; sessions carry it."""
         self.dialect: Dialect = dialect
+        self.audit_key = audit_key
         self.engine = engine
         # Options make views on the same pool, not second pools.
         self._writing: Engine = engine
@@ -60,10 +62,13 @@ class Catalogue:
     def write(self) -> Iterator[Session]:
         """A session that commits when the block ends, and keeps nothing when it raises."""
         self._after_fork()
-        with self._my_turn(), _errors_named(), Session(self._writing, expire_on_commit=False) as session:
+        with self._my_turn(), _errors_named(), self._writer() as session:
             with session.begin():
                 session.connection()  # take the write lock now, not at the first statement
                 yield session
+
+    def _writer(self) -> Session:
+        return Session(self._writing, expire_on_commit=False, info={"audit_key": self.audit_key})
 
     def ping(self) -> None:
         """Return if the database answers; raise StorageUnavailable if not."""
@@ -94,12 +99,12 @@ class Catalogue:
             self.engine.dispose(close=False)
 
 
-def open_catalogue(url: str) -> Catalogue:
+def open_catalogue(url: str, audit_key: bytes = b"") -> Catalogue:
     """Open `sqlite:///path/to/file` or `postgresql://user@host/name`. `migrate(url)` makes the tables."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        return Catalogue(_sqlite_engine(parsed), "sqlite")
-    return Catalogue(_postgresql_engine(parsed), "postgresql")
+        return Catalogue(_sqlite_engine(parsed), "sqlite", audit_key)
+    return Catalogue(_postgresql_engine(parsed), "postgresql", audit_key)
 
 
 def migrate(url: str) -> None:
@@ -180,6 +185,8 @@ def _errors_named() -> Iterator[None]:
             raise StorageUnavailable("The catalogue's database does not answer.") from error
         if sqlite.is_full(error.orig) or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
             raise StorageUnavailable("The catalogue's disk is full.") from error
+        if "NUL (0x00)" in str(error.orig):  # PostgreSQL holds no such text
+            raise UserError("A name or text with a NUL character cannot be stored.") from None
         raise
 
 

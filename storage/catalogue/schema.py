@@ -27,6 +27,18 @@ class Tenant(Base):
     name: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float]
     quota_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of stored KV and files together; None: no limit
+    tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)  # of prompts and answers, by UTC; None: no limit
+    disabled_at: Mapped[float | None]  # since then none of its keys opens anything
+
+
+class SharingGroup(Base):
+    """Tenants that an operator lets share KV, in corpora that each of them declares shared. A corpus's `sharing_group`
+    is then `shared:` and this name, which is no tenant's id."""
+
+    __tablename__ = "sharing_group"
+    name: Mapped[str] = mapped_column(String(48), primary_key=True)
+    tenants: Mapped[list[str]]
+    created_at: Mapped[float]
 
 
 class ApiKey(Base):
@@ -38,10 +50,15 @@ class ApiKey(Base):
     name: Mapped[str] = mapped_column(Text)
     mac: Mapped[str] = mapped_column(String(64), unique=True)
     hint: Mapped[str] = mapped_column(String(16))  # the last four characters, to recognise it by
-    scopes: Mapped[list[str]]  # of: read, write, admin
+    scopes: Mapped[list[str]]  # of: read, write, admin, operator
     corpora: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[float]
     revoked_at: Mapped[float | None]
+    expires_at: Mapped[float | None]
+    principals: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))  # names for access lists, beside its id
+    user_id: Mapped[str | None] = mapped_column(String(255))  # whose login it is; None: a key that somebody has made
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
 
 
 class Corpus(Base):
@@ -297,15 +314,41 @@ class ScheduleRun(Base):
 
 
 class AuditEvent(Base):
-    """Append-only: who did what to what. Never holds document text or secrets."""
+    """Who did what to what. Never holds document text or secrets. Triggers refuse changes, and deletions but for what an
+    operator has put out of date; `storage.catalogue.audit` has the chain."""
 
     __tablename__ = "audit_event"
+    __table_args__ = (Index("audit_chain", "tenant_id", "seq", unique=True),)
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     key_id: Mapped[str | None] = mapped_column(String(64))
+    user_id: Mapped[str | None] = mapped_column(String(255))  # who was logged in, as the issuer calls them
     action: Mapped[str] = mapped_column(String(64))
     target: Mapped[str] = mapped_column(Text)
     at: Mapped[float]
+    request_id: Mapped[str | None] = mapped_column(String(64))
+    outcome: Mapped[str] = mapped_column(String(16), server_default="ok")  # ok | denied
+    seq: Mapped[int | None] = mapped_column(BigInteger)  # 1, 2, … in the tenant; None: from before there was a chain
+    mac: Mapped[str | None] = mapped_column(String(64))
+
+
+class AuditHead(Base):
+    """The end of a tenant's chain, and where it begins since the operator last put events out of date."""
+
+    __tablename__ = "audit_head"
+    tenant_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger)
+    mac: Mapped[str] = mapped_column(String(64))
+    pruned_seq: Mapped[int] = mapped_column(BigInteger, default=0)
+    pruned_mac: Mapped[str] = mapped_column(String(64), default="")
+
+
+class LoginState(Base):
+    """A login's state that has been used. It is good once."""
+
+    __tablename__ = "login_state"
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    expires_at: Mapped[float]
 
 
 class UsageDay(Base):

@@ -1,4 +1,5 @@
-"""Every route of the OpenAPI file, as its owner, as another tenant, without a key and with a revoked one."""
+"""Every route of the OpenAPI file, as its owner, as another tenant, and with keys that are absent, revoked, expired, of a
+disabled tenant, of a lesser scope, or for another corpus. A new route fails until it is in the table."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from serving.auth import NewKey, Principal, create_key
 from storage.catalogue.schema import Tenant
 
 OPEN = {"/healthz", "/readyz", "/metrics"}  # without a key
+OPEN |= {f"/auth/{name}" for name in ("config", "login", "callback", "session", "logout")}  # by cookies, see test_login.py
 # By a site's key, see test_sites.py, or by a git host, see test_pushes.py.
 SIGNED = {"/site/{site_id}/objects/{name}", "/site/{site_id}/{call}", "/hooks/{hook_id}"}
 TEXT = "Invoices are due after thirty days."
@@ -90,6 +92,13 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("GET", "/v1/api_keys"): Probe(other=200, scope="admin"),
     ("DELETE", "/v1/api_keys/{key_id}"): Probe(scope="admin"),
     ("GET", "/v1/audit"): Probe(other=200, scope="admin"),
+    ("GET", "/v1/audit/export"): Probe(other=200, scope="admin"),
+    ("POST", "/v1/tenants"): Probe({"id": "newcomer"}, other=403, scope="operator"),
+    ("GET", "/v1/tenants"): Probe(other=403, scope="operator"),
+    ("GET", "/v1/tenants/{tenant_id}"): Probe(other=403, scope="operator"),
+    ("POST", "/v1/tenants/{tenant_id}"): Probe({"quota_bytes": 10**9}, other=403, scope="operator"),
+    ("GET", "/v1/sharing_groups"): Probe(other=403, scope="operator"),
+    ("PUT", "/v1/sharing_groups/{name}"): Probe({"tenants": ["{tenant_id}"]}, other=403, scope="operator"),
     ("GET", "/v1/storage"): Probe(other=200, scope="admin"),
     ("GET", "/v1/usage"): Probe(other=200, scope="admin"),
     ("GET", "/v1/purges/{purge_id}"): Probe(),
@@ -109,6 +118,13 @@ def other_tenant(site: Site) -> str:
         session.add(Tenant(id="rival", name="rival", created_at=time.time()))
     actor = Principal("rival", None, frozenset({"admin"}))
     return str(create_key(site.parts.catalogue, SECRET, actor, NewKey("rival", ("admin",)))["key"])
+
+
+def expired_key(site: Site) -> str:
+    """A key of the owner's that was good a moment ago."""
+    actor = Principal("default", None, frozenset({"admin"}))
+    wanted = NewKey("short", ("admin",), expires_at=time.time() - 1)
+    return str(create_key(site.parts.catalogue, SECRET, actor, wanted, lambda: time.time() - 60)["key"])
 
 
 def owned_things(site: Site) -> dict[str, str]:
@@ -132,7 +148,7 @@ def owned_things(site: Site) -> dict[str, str]:
     return {
         "vector_store_id": corpus, "corpus_id": corpus, "corpus": corpus, "file_id": file, "file": file,
         "batch_id": job, "job_id": job, "schedule_id": schedule, "key_id": key, "site_id": registered, "purge_id": purge,
-        "sync_id": sync, "webhook_id": webhook,
+        "sync_id": sync, "webhook_id": webhook, "tenant_id": "default", "name": "handbooks",
         "model": f"echo-1@{corpus}",
     }  # fmt: skip
 
@@ -172,14 +188,15 @@ def test_every_route_has_a_probe(site: Site) -> None:
     assert set(routes(site)) == set(PROBES)
 
 
-def test_no_key_and_a_revoked_key_get_nowhere(site: Site) -> None:
+def test_no_key_and_one_that_is_no_longer_good_get_nowhere(site: Site) -> None:
     things = owned_things(site)
-    revoked = site.key("admin")
+    dead = [other_tenant(site), site.key("admin"), expired_key(site)]
     with site.http() as http:
         newest = http.get("/v1/api_keys").json()["data"][-1]["id"]
         http.delete(f"/v1/api_keys/{newest}").raise_for_status()
+        http.post("/v1/tenants/rival", json={"disabled": True}).raise_for_status()
     for route in routes(site):
-        for key in ("", revoked, "pr_" + "x" * 43, "ключ".encode().decode("latin-1")):
+        for key in ("", *dead, "pr_" + "x" * 43, "ключ".encode().decode("latin-1")):
             reply = call(site, key, route, things)
             assert reply.status_code == 401, (route, key)
             assert reply.json()["error"]["type"] == "authentication_error"
@@ -248,7 +265,7 @@ def test_a_scope_opens_its_routes_and_no_others(site: Site, held: str) -> None:
     key = site.key(held)
     allowed: dict[str, Callable[[str], bool]] = {
         "read": lambda scope: scope == "read",
-        "write": lambda scope: scope != "admin",
+        "write": lambda scope: scope not in ("admin", "operator"),
     }
     for route in sorted(routes(site), key=order):
         if allowed[held](PROBES[route].scope):

@@ -264,6 +264,14 @@ def test_a_python_without_extensions_says_what_to_install(monkeypatch: pytest.Mo
 
 
 @pytest.mark.services
+def test_text_that_postgresql_cannot_hold_is_the_caller_s_mistake(postgres_url: str) -> None:
+    migrate(postgres_url)
+    catalogue = open_catalogue(postgres_url)
+    with pytest.raises(UserError, match="NUL"), catalogue.write() as session:
+        session.add(tenant("a\0b"))
+    catalogue.close()
+
+
 @pytest.mark.services
 def test_who_loses_a_deadlock_on_postgresql_may_try_again(postgres_url: str) -> None:
     migrate(postgres_url)
