@@ -33,6 +33,7 @@ def _citation(n: int, chunk: RetrievedChunk, cited: bool) -> dict[str, Any]:
     return {
         "n": n,
         "cited": cited,
+        "chunk_id": chunk.chunk_id,
         "file_id": chunk.file_id,
         "document_id": chunk.document_id,
         "corpus_id": chunk.corpus_id,
