@@ -144,4 +144,5 @@ def _line_at(chunks: Sequence[Any], offset: int) -> int:
     if not before:
         return int(chunks[0].line_start)
     last = before[-1]
-    return int(last.line_start) + last.text.count("\n", 0, offset - last.start)
+    line: int = last.line_start + last.text.count("\n", 0, offset - last.start)
+    return line
