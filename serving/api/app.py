@@ -18,6 +18,7 @@ from serving.api import (
     hooks,
     jobs,
     models,
+    page,
     passages,
     rerank,
     schedules,
@@ -52,6 +53,7 @@ ROUTERS = (
     admin,
     economics,
     health,
+    page,
 )
 
 

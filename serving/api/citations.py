@@ -62,6 +62,5 @@ def url_citations(
 
 
 def _url_citation(span: tuple[int, int], chunk: RetrievedChunk, base_url: str) -> dict[str, Any]:
-    page = "" if chunk.page_start is None else f"#page={chunk.page_start}"
-    url = f"{base_url}v1/files/{chunk.file_id}/content{page}"
+    url = f"{base_url}#passage/{chunk.corpus_id}/{chunk.file_id}/{chunk.start}-{chunk.end}"  # the page opens it there
     return {"start_index": span[0], "end_index": span[1], "title": chunk.path, "url": url}
