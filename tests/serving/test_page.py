@@ -20,6 +20,8 @@ from serving.engine.types import GenerateRequest
 
 FEE = "The berth fee is forty crowns a night.\n\nIt is paid at the harbour office before noon."
 ATTACK = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>{{7*7}}"
+ELSEWHERE = ("javascript:alert(1)", "//evil.example/x", "https://evil.example/", "/\\\\evil.example")
+HOSTILE_URLS = [(url, "/auth/login") for url in ELSEWHERE]
 
 
 @pytest.fixture(scope="session")
@@ -355,6 +357,56 @@ def test_a_link_to_a_passage_opens_it_after_signing_in(site: Site, browser: Brow
     browser.write("input[name=key]", site.admin_key)
     browser.press("Sign in")
     assert "berth fee" in browser.find("dialog mark").text
+
+
+@pytest.mark.parametrize(("url", "followed"), [("/auth/login", "/auth/login"), ("/auth/start", "/auth/start"), *HOSTILE_URLS])
+def test_single_sign_on_is_offered_where_it_is_on_and_leads_to_this_service(browser: Browser, url: str, followed: str) -> None:
+    config = json.dumps({"enabled": True, "name": f"Harbour {ATTACK}", "login_url": url})
+    script = f"""
+      const real = window.fetch, said = {json.dumps(config)};
+      window.fetch = (path, ...rest) => path === '/auth/config' ? Promise.resolve(new Response(said)) : real(path, ...rest);"""
+    added = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+    try:
+        browser.driver.refresh()
+        link = browser.find(".sign-in a", f"Sign in with Harbour {ATTACK}")
+        assert link.get_attribute("href") == browser.url + followed
+    finally:
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_files_can_be_dropped(site: Site, browser: Browser) -> None:
+    corpus = site.corpus_of("harbour", {})
+    browser.open(site.admin_key, f"corpus/{corpus}")
+    drop = """
+      const data = new DataTransfer();
+      data.items.add(new File(['The lamps are lit at nine.'], arguments[0]));
+      const drop = new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true });
+      document.querySelector('.drop').dispatchEvent(drop);"""
+    with site.ingesting():
+        browser.until(lambda: browser.all(".drop"))
+        browser.run(drop, "größe 你好.txt")
+        browser.find("table", "größe 你好.txt")
+    with site.http() as http:
+        assert [d["path"] for d in http.get(f"/v1/vector_stores/{corpus}/files").json()["data"]] == ["größe 你好.txt"]
+
+
+def test_the_systems_wishes_are_heeded(browser: Browser) -> None:
+    def ground(scheme: str) -> str:
+        wishes = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wishes})
+        return str(browser.run("return getComputedStyle(document.body).backgroundColor"))
+
+    try:
+        browser.find("input[name=key]")
+        assert ground("dark") != ground("light")
+        moving = """const answer = document.createElement('div');
+          answer.className = 'answer';
+          answer.setAttribute('aria-busy', 'true');
+          document.body.append(answer);
+          return getComputedStyle(answer, '::after').animationName;"""
+        assert browser.run(moving) == "none"
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_the_theme_can_be_chosen_and_is_remembered(browser: Browser) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from email.message import EmailMessage
 from typing import Any
 
@@ -15,6 +17,7 @@ import openpyxl
 import pypdf
 import pytest
 from api_kit import Site
+from engine_kit import LENGTHS, EngineSite
 from fpdf import FPDF
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +26,9 @@ from ingest.isolate import ParserPool
 from ingest.parsers import parse
 from serving.api import answer
 from serving.doors.passages import _stitched
+from serving.engine.types import GenerateRequest
 from storage.catalogue.schema import ChunkRow, Document
+from storage.errors import UserError
 
 FEE = "The berth fee is forty crowns a night and is paid at the harbour office before noon."
 OTHER = "Lamps on the pier are lit at nine and put out at dawn by the night watch of the town."
@@ -145,7 +150,7 @@ def test_part_of_a_passage_has_lines_of_its_own(reading: Site) -> None:
 def test_what_was_replaced_is_said_to_be_and_a_kept_version_is_shown(site: Site) -> None:
     corpus = site.corpus_of("harbour", {"fees.txt": FEE})
     [old] = cited(site, corpus)
-    replace(site, corpus, OTHER)
+    put_again(site, corpus, OTHER)
     reply = passage(site, old)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "document_replaced")
     assert FEE not in reply.text
@@ -154,7 +159,7 @@ def test_what_was_replaced_is_said_to_be_and_a_kept_version_is_shown(site: Site)
         http.put(f"/v1/corpora/{corpus}/settings", json={"keep_versions": 3}).raise_for_status()
     time.sleep(0.01)
     [then], moment = cited(site, corpus, "lamps"), time.time()
-    replace(site, corpus, "The pier is closed.")
+    put_again(site, corpus, "The pier is closed.")
     shown = passage(site, then).json()
     assert (shown["quote"], shown["current"], shown["version"]) == (OTHER, False, then["version"])
     assert shown["valid_from"] <= moment < shown["valid_to"]
@@ -162,7 +167,7 @@ def test_what_was_replaced_is_said_to_be_and_a_kept_version_is_shown(site: Site)
     assert passage(site, kept).json() == shown
 
 
-def replace(site: Site, corpus: str, text: str) -> None:
+def put_again(site: Site, corpus: str, text: str) -> None:
     with site.http() as http:
         http.post(f"/v1/corpora/{corpus}/documents", files=[("files", ("fees.txt", text))]).raise_for_status()
     site.ingest()
@@ -274,3 +279,19 @@ def test_a_document_that_two_names_share_is_one_passage(site: Site) -> None:
         file = one.file_id
     shown = passage(site, {"corpus_id": corpus, "file_id": file, "start": 0, "end": 9}).json()
     assert shown["quote"] + shown["after"] == FEE
+
+
+def test_a_question_that_leaves_no_room_for_a_passage_is_refused_if_one_is_required(engine_site: EngineSite) -> None:
+    whole = engine_site.answer()
+    bare = whole.prompt_tokens - sum(LENGTHS)
+    request = engine_site.request(max_tokens=engine_site.reader.max_positions - bare - 5)
+
+    async def planned(request: GenerateRequest) -> int:
+        generation = engine_site.engine.submit(request)
+        generation.cancel()
+        return len(generation.plan.chunks)
+
+    assert (len(whole.used_chunks), asyncio.run(planned(request))) == (3, 0)
+    with pytest.raises(UserError) as caught:
+        asyncio.run(planned(replace(request, needs_chunks=True)))
+    assert caught.value.code == "context_length_exceeded"
