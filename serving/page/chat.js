@@ -242,6 +242,7 @@ function origin(report, citations) {
       const [state, text] = why(c);
       return h("li", {}, h("span", { class: "n" }, `[${c.n}]`), h("span", {}, h("strong", {}, state), `: ${text}`));
     })),
+    report.tokens_emphasised > 0 && h("p", { class: "meta" }, `${number(report.tokens_emphasised)} tokens were paid another attention than usual.`),
     h("dl", { class: "ms" }, ms.flat()));
 }
 

@@ -277,6 +277,8 @@ def test_a_failed_file_is_named_and_can_be_tried_again(site: Site, browser: Brow
         browser.press("Retry what failed")
         browser.until(lambda: len(browser.all(".jobs > li")) == 2)
         browser.until(lambda: browser.all(".jobs .pill")[0].text in ("failed", "completed with errors"))
+        assert "of 1 files" in browser.all(".jobs > li")[0].text
+        assert "of 2 files" in browser.all(".jobs > li")[1].text
     assert browser.faults() == []
 
 
@@ -372,6 +374,42 @@ def test_single_sign_on_is_offered_where_it_is_on_and_leads_to_this_service(brow
         assert link.get_attribute("href") == browser.url + followed
     finally:
         browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_what_is_chosen_on_the_page_is_what_is_asked(site: Site, browser: Browser) -> None:
+    site.corpus_of("harbour", {"fees.txt": FEE, "lamps.txt": "The lamps on the pier are lit at nine."})
+    site.corpus_of("empty", {})
+    browser.open(site.admin_key)
+    assert browser.find("#corpus option:checked").text == "harbour"
+    send(browser, "the berth and the lamps")
+    browser.find(".sources a", "lamps.txt")
+    first = site.engine.requests[-1]
+    assert (first.method, first.needs_chunks, first.emphasis) == (site.parts.settings.method, True, {})
+
+    browser.press("Answer by full prefill too")
+    browser.find(".compare")
+    assert (site.engine.requests[-1].method, site.engine.requests[-1].messages) == ("full", first.messages)
+
+    browser.all(".emphasis summary")[0].click()
+    [slide] = [e for e in browser.all(".emphasis input") if e.accessible_name == "lamps.txt" and e.is_displayed()]
+    slide.send_keys("\ue014" * 4)  # arrow to the right
+    assert slide.get_attribute("aria-valuetext") == "2 times"
+    browser.all(".emphasis button")[0].click()
+    browser.until(lambda: len(site.engine.requests) == 3)
+    last = site.engine.requests[-1]
+    weights = {c.path: [e.weight for e in last.emphasis.get(c.chunk_id, ())] for c in last.chunks}
+    assert weights == {"fees.txt": [], "lamps.txt": [2.0]}
+
+    send(browser, "and then?")
+    browser.until(lambda: len(site.engine.requests) == 4)
+    assert [m.role for m in site.engine.requests[-1].messages] == ["user", "assistant", "user"]
+    browser.find("#corpus").send_keys("empty")
+    send(browser, "the berth?")
+    assert "nothing" in browser.find(".answer.refused").text
+    browser.find("#corpus").send_keys("No corpus")
+    send(browser, "hello")
+    browser.until(lambda: len(site.engine.requests) == 5)
+    assert (site.engine.requests[-1].chunks, len(site.engine.requests[-1].messages)) == ((), 1)
 
 
 def test_files_can_be_dropped(site: Site, browser: Browser) -> None:

@@ -121,6 +121,8 @@ def test_every_citation_is_the_sources_own_text_and_the_viewer_shows_it_there(re
         assert shown["before"].split() == source[:start].split()
         assert shown["after"].split() == source[end:].split()
         assert len(shown["before"]) == start
+        if "\r" not in source:
+            assert shown["before"].count("\n") == source.count("\n", 0, start)
         for field in ("version", "headings", "page_start", "page_end", "line_start", "line_end", "filename", "document_id"):
             assert shown[field] == citation[field], field
         assert (shown["current"], shown["valid_to"]) == (True, None)
