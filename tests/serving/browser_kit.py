@@ -6,11 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from api_kit import Site
 
 PATIENCE = 60.0  # seconds: the machine may be busy
+FEE = "The berth fee is forty crowns a night.\n\nIt is paid at the harbour office before noon."
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1200,900", "--lang=en",
@@ -94,3 +97,23 @@ def chromium(*flags: str) -> Iterator[Any]:
             yield driver
         finally:
             driver.quit()
+
+
+def put(browser: Browser, *paths: Path) -> None:
+    browser.until(lambda: browser.all("#upload"))[0].send_keys("\n".join(map(str, paths)))
+
+
+def scheduled(site: Site, corpus: str, cron: str = "0 3 * * *") -> None:
+    """Give the corpus a source, and a schedule if there is a time."""
+    folder = site.parts.settings.data_dir / "sources"
+    folder.mkdir(exist_ok=True)
+    with site.http() as http:
+        source = {"source": {"type": "folder", "path": str(folder)}}
+        http.put(f"/v1/corpora/{corpus}/source", json=source).raise_for_status()
+        if cron:
+            http.post("/v1/schedules", json={"corpus_id": corpus, "cron": cron}).raise_for_status()
+
+
+def send(browser: Browser, question: str) -> None:
+    browser.write("#question", question)
+    browser.press("Send")

@@ -267,10 +267,19 @@ def test_with_a_passage_a_caller_that_requires_one_is_answered(site: Site) -> No
     assert site.engine.requests[0].needs_chunks
 
 
-def test_a_citation_names_the_chunk_that_the_report_is_about(site: Site) -> None:
-    corpus = site.corpus_of("harbour", {"fees.txt": FEE})
-    [citation] = cited(site, corpus)
-    assert citation["chunk_id"] == site.engine.requests[0].chunks[0].chunk_id
+def test_a_citation_names_its_chunk_and_a_link_its_place(site: Site) -> None:
+    site.corpus_of("other", {"first.txt": OTHER})
+    corpus = site.corpus_of("harbour", {"fees.txt": f"{FEE}\n\n{OTHER}"})
+    site.engine.answer = "see [1], [2]"
+    body = {"model": f"echo-1@{corpus}", "messages": [{"role": "user", "content": "berth fee and lamps"}]}
+    with site.http() as http:
+        reply = http.post("/v1/chat/completions", json=body).json()
+    found = reply["citations"]
+    assert [c["chunk_id"] for c in found] == [c.chunk_id for c in site.engine.requests[0].chunks]
+    assert {c["chunk_id"] for c in found}.isdisjoint({0, 1})
+    links = [n["url_citation"]["url"] for n in reply["choices"][0]["message"]["annotations"]]
+    assert links == [f"{site.url}/#passage/{corpus}/{c['file_id']}/{c['start']}-{c['end']}" for c in found[:2]]
+    assert any(c["start"] for c in found[:2])
 
 
 def test_a_document_that_two_names_share_is_one_passage(site: Site) -> None:
