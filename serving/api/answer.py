@@ -35,7 +35,8 @@ NOTHING_FOUND = "I found nothing about this in the selected documents."
 
 @dataclass
 class Answer:
-    """One answer on its way. `generation` None: nothing was found, and the fixed sentence is the answer."""
+    """One answer on its way. `generation` None: nothing was found, and the fixed sentence is the answer, or the refusal where
+    the caller wants no answer without a passage."""
 
     model: str
     base_url: str
@@ -44,6 +45,7 @@ class Answer:
     still_there: Callable[[Sequence[RetrievedChunk]], frozenset[int]]
     note: Callable[[Outcome], None]
     retrieval_ms: float | None = None
+    needs_context: bool = False
     started: float = field(default_factory=time.perf_counter)
     first_text_ms: float | None = None
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
@@ -69,6 +71,11 @@ class Answer:
         self.metrics.note_answer(self.generation.outcome.report, self.generation.outcome.completion_tokens)
         self.note(self.generation.outcome)
         return self.generation.outcome
+
+    def said(self, text: str) -> dict[str, Any]:
+        """Text as a message, or a part of one, holds it."""
+        refused = self.needs_context and self.generation is None
+        return {"content": None, "refusal": text} if refused else {"content": text}
 
     def cancel(self) -> None:
         if self.generation is not None:
@@ -116,11 +123,12 @@ async def begin(
     ids = await to_thread.run_sync(corpora.resolve, parts, who, named) if named else ()
     note = partial(parts.meter.note, who.tenant_id, ids)
     answer = Answer(body.model, str(request.base_url), metrics, None, still_there, note, started=started)
+    answer.needs_context = bool(body.preread and body.preread.require_context)
     if named:
         before = time.perf_counter()
         chunks, emphasis = await to_thread.run_sync(_retrieve, parts, who, ids, messages, body)
         answer.retrieval_ms = 1000 * (time.perf_counter() - before)
-    if chunks or not named:
+    if chunks or not (named or answer.needs_context):
         answer.generation = parts.engine.submit(_generate_request(parts, body, messages, chunks, emphasis))
     return answer
 
@@ -153,6 +161,7 @@ def _generate_request(
         seed=body.seed,
         stop=body.stops(),
         emphasis=emphasis,
+        needs_chunks=bool(body.preread and body.preread.require_context),
     )
 
 
@@ -182,8 +191,8 @@ async def whole(answer: Answer, request: Request) -> dict[str, Any]:
     held = await answer.held(outcome)
     message = {
         "role": "assistant",
-        "content": outcome.text,
         "refusal": None,
+        **answer.said(outcome.text),
         "annotations": answer.notes(outcome, held),
     }
     choice = {"index": 0, "message": message, "finish_reason": outcome.finish_reason, "logprobs": None}
@@ -225,7 +234,7 @@ async def frames(answer: Answer, include_usage: bool) -> AsyncIterator[str]:
     try:
         yield _chunk(answer, {"role": "assistant", "content": ""}, include_usage)
         async for text in with_heartbeats(answer.texts()):
-            yield ": waiting\n\n" if text is None else _chunk(answer, {"content": text}, include_usage)
+            yield ": waiting\n\n" if text is None else _chunk(answer, answer.said(text), include_usage)
         outcome = answer.outcome()
         held = await answer.held(outcome)
         extra = answer.provenance(outcome, held)

@@ -19,6 +19,8 @@ from serving.api import (
     jobs,
     login,
     models,
+    page,
+    passages,
     rerank,
     schedules,
     sites,
@@ -43,6 +45,7 @@ ROUTERS = (
     files,
     vector_stores,
     vector_store_files,
+    passages,
     corpora,
     jobs,
     schedules,
@@ -54,6 +57,7 @@ ROUTERS = (
     tenants,
     economics,
     health,
+    page,
 )
 
 

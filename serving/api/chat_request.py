@@ -73,6 +73,7 @@ class PrereadOptions(BaseModel):
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
     emphasis: Annotated[dict[str, float], Field(max_length=200)] = {}  # see serving.emphasis
     as_of: Moment | None = None  # passages of what was current then
+    require_context: bool = False  # refuse rather than answer without a passage
 
 
 class ChatBody(BaseModel):

@@ -33,6 +33,7 @@ def _citation(n: int, chunk: RetrievedChunk, cited: bool) -> dict[str, Any]:
     return {
         "n": n,
         "cited": cited,
+        "chunk_id": chunk.chunk_id,
         "file_id": chunk.file_id,
         "document_id": chunk.document_id,
         "corpus_id": chunk.corpus_id,
@@ -61,6 +62,5 @@ def url_citations(
 
 
 def _url_citation(span: tuple[int, int], chunk: RetrievedChunk, base_url: str) -> dict[str, Any]:
-    page = "" if chunk.page_start is None else f"#page={chunk.page_start}"
-    url = f"{base_url}v1/files/{chunk.file_id}/content{page}"
+    url = f"{base_url}#passage/{chunk.corpus_id}/{chunk.file_id}/{chunk.start}-{chunk.end}"  # the page opens it there
     return {"start_index": span[0], "end_index": span[1], "title": chunk.path, "url": url}

@@ -25,7 +25,7 @@ from serving.engine.text import TextStream
 from serving.engine.turns import Running, Turns
 from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
-from storage.errors import Overloaded, PrereadError
+from storage.errors import Overloaded, PrereadError, UserError
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
 
@@ -122,7 +122,10 @@ class TorchEngine:
         return generation
 
     def _plan(self, request: GenerateRequest, chunks: Sequence[RetrievedChunk]) -> PromptPlan:
-        return plan_prompt(self.reader.format, request.messages, chunks, self.max_model_len, request.max_tokens)
+        plan = plan_prompt(self.reader.format, request.messages, chunks, self.max_model_len, request.max_tokens)
+        if request.needs_chunks and not plan.chunks:
+            raise UserError("No passage fits beside so long a question.", code="context_length_exceeded")
+        return plan
 
     def _blended_before(self, request: GenerateRequest) -> Blended | None:
         """What an earlier turn blended. A first question has the tokens computed again that it looks at itself."""

@@ -38,6 +38,7 @@ class GenerateRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     emphasis: Mapping[int, tuple[Emphasis, ...]] = field(default_factory=dict)
+    needs_chunks: bool = False  # refuse, as too long, a question that leaves no room for a chunk
 
 
 @dataclass(frozen=True)

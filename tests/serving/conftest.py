@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from api_kit import Site, running_site
+from browser_kit import Browser, chromium
 from engine_kit import EngineSite
 from fixtures_models import Models
 from fixtures_s3 import S3Server
@@ -97,3 +98,19 @@ def s3_site(
     yield make
     for site in made:
         site.close()
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[Any]:
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture
+def browser(driver: Any, site: Site) -> Browser:
+    """At the page of `site`, with nothing kept from the test before."""
+    made = Browser(driver, site.url)
+    driver.get(f"{site.url}/")
+    made.run("sessionStorage.clear(); localStorage.clear()")
+    made.faults()
+    return made

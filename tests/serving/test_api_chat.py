@@ -57,7 +57,7 @@ def test_every_way_to_choose_a_corpus_cites_it(site: Site, choose) -> None:
     [note] = reply["choices"][0]["message"]["annotations"]
     span = note["url_citation"]
     assert reply["choices"][0]["message"]["content"][span["start_index"] : span["end_index"]] == "[1]"
-    assert span["url"] == f"{site.url}/v1/files/{first['file_id']}/content"
+    assert span["url"] == f"{site.url}/#passage/{corpus_id}/{first['file_id']}/{first['start']}-{first['end']}"
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == reply["preread"]["tokens_reused"] > 0
     assert reply["preread"]["ms"]["retrieval"] > 0
 

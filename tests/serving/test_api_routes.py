@@ -32,6 +32,7 @@ class Probe:
     own: int = 200
     other: int = 404
     scope: str = "read"
+    query: str = ""
 
 
 def question(**extra: Any) -> dict[str, Any]:
@@ -62,6 +63,7 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("GET", DOCUMENT): Probe(),
     ("POST", DOCUMENT): Probe({"attributes": {"a": "b"}}, scope=W),
     ("GET", DOCUMENT + "/content"): Probe(),
+    ("GET", DOCUMENT + "/passage"): Probe(query="?start=0&end=8"),
     ("DELETE", DOCUMENT): Probe(scope=W),
     ("POST", STORE + "/file_batches"): Probe({"file_ids": ["{file}"]}, scope=W),
     ("GET", STORE + "/file_batches/{batch_id}"): Probe(),
@@ -175,7 +177,7 @@ def call(site: Site, key: str, route: tuple[str, str], things: dict[str, str]) -
         return {k: fill(v) for k, v in value.items()} if isinstance(value, dict) else value
 
     with site.http(key) as http:
-        return http.request(method, fill(path), json=fill(probe.body), files=probe.files)
+        return http.request(method, fill(path) + probe.query, json=fill(probe.body), files=probe.files)
 
 
 def order(route: tuple[str, str]) -> tuple[bool, bool, str]:
