@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from serving.api import (
     admin,
     chat,
+    completions,
     corpora,
     economics,
     embeddings,
@@ -36,6 +37,7 @@ from serving.doors.jobs import count_by_status
 ROUTERS = (
     models,
     chat,
+    completions,
     embeddings,
     rerank,
     files,

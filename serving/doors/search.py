@@ -24,6 +24,8 @@ def chunks(
     top_k: int,
     token_budget: int,
     as_of: float | None = None,
+    filters: dict[str, Any] | None = None,
+    threshold: float | None = None,
 ) -> tuple[RetrievedChunk, ...]:
     """The best chunks for a prompt, best first; what stands together in a document stands together here."""
     found = parts.retriever.search(
@@ -34,6 +36,8 @@ def chunks(
         token_budget=token_budget,
         principals=who.names,
         as_of=as_of,
+        filters=filters,
+        score_threshold=threshold,
     )
     return tuple(in_reading_order(found))
 

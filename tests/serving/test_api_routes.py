@@ -42,6 +42,7 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("GET", "/v1/models"): Probe(other=200),
     ("GET", "/v1/models/{model}"): Probe(),
     ("POST", "/v1/chat/completions"): Probe(question(vector_store_ids=["{corpus}"])),
+    ("POST", "/v1/completions"): Probe({"model": "echo-1", "prompt": "when?"}, other=200),
     ("POST", "/v1/embeddings"): Probe({"input": "x", "model": "m"}, other=200),
     ("POST", "/v1/rerank"): Probe({"query": "x", "documents": ["x"]}, other=200),
     ("POST", "/v1/files"): Probe(files={"file": ("new.txt", b"new")}, other=200, scope=W),
