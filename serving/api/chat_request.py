@@ -159,7 +159,9 @@ class ChatBody(SamplingBody):
     def score_threshold(self) -> float | None:
         """Below which nothing is taken. Raises BadParameter."""
         options = [tool.get("ranking_options") or {} for tool in self.searches()]
-        asked = [one.get("score_threshold") for one in options if isinstance(one, dict)]
+        if not all(isinstance(one, dict) and one.keys() <= {"ranker", "score_threshold"} for one in options):
+            raise BadParameter("tools", "of ranking_options, ranker and score_threshold are served", "unsupported_parameter")
+        asked = [one.get("score_threshold") for one in options]
         thresholds = [one for one in asked if one is not None]
         if not all(isinstance(one, int | float) and 0 <= one <= 1 for one in thresholds):
             raise BadParameter("tools", "ranking_options.score_threshold is a number from 0 to 1")

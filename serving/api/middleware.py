@@ -114,15 +114,19 @@ async def _drain(receive: Receive) -> None:
         more = message["type"] == "http.request" and message.get("more_body", False)
 
 
+def _keyed(path: str) -> bool:
+    return path == "/retrieval" or (path + "/").startswith("/v1/")
+
+
 class Authentication:
-    """Nothing under /v1 is reached without a good key, nor its body read; routes only ask for a scope."""
+    """Nothing under /v1, nor Dify's /retrieval, is reached without a good key, nor its body read; routes only ask for a scope."""
 
     def __init__(self, app: ASGIApp, parts: ApiParts) -> None:
         self.app = app
         self.parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] + "/").startswith("/v1/"):
+        if scope["type"] == "http" and _keyed(scope["path"]):
             try:
                 await self._admit(scope)
             except PrereadError as error:

@@ -79,6 +79,7 @@ def show(
     filters: dict[str, Any] | None,
     threshold: float | None,
     as_of: float | None = None,
+    rerank: bool = True,
 ) -> dict[str, Any]:
     """Search results; of several queries, each chunk with its best score. Raises NotFound, UserError."""
     with parts.catalogue.read() as session:
@@ -95,6 +96,7 @@ def show(
             filters=filters,
             score_threshold=threshold,
             as_of=as_of,
+            rerank=rerank,
         ):
             if chunk.chunk_id not in best or best[chunk.chunk_id].score < chunk.score:
                 best[chunk.chunk_id] = chunk
