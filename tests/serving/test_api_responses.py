@@ -200,7 +200,7 @@ def test_a_required_call_is_held_to_its_parameters(site: Site) -> None:
     tools: Any = [{"type": "function", "function": {"name": n, "parameters": parameters}} for n in ("weather", "news")]
     for choice, names in (("required", ["weather", "news"]), ({"type": "function", "function": {"name": "news"}}, ["news"])):
         site.client().chat.completions.create(
-            model="echo-1", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice  # type: ignore[arg-type]
+            model="echo-1", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice
         )
         shape = site.engine.requests[-1].shape
         assert [one["properties"]["name"]["const"] for one in shape.schema["anyOf"]] == names
