@@ -19,6 +19,7 @@ from serving.api import (
     hooks,
     jobs,
     models,
+    openapi,
     rerank,
     responses,
     retrieval,
@@ -76,6 +77,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     errors.install(app)
     for module in ROUTERS:
         app.include_router(module.router)
+    openapi.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(Authentication, parts=parts)
     app.add_middleware(BodyLimit, max_upload_bytes=parts.settings.max_upload_bytes)

@@ -61,7 +61,7 @@ def _text_of(part: TextPart, where: str) -> str:
 class PrereadOptions(BaseModel):
     """Our own options, under `preread`."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
     method: str | None = None
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
     emphasis: Annotated[dict[str, float], Field(max_length=200)] = {}  # see serving.emphasis

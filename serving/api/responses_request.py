@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.api.chat_request import ChatBody, PrereadOptions
 from serving.api.errors import BadParameter
-from serving.api.sampling import IGNORED, StreamOptions, unknown_parameter
+from serving.api.sampling import IGNORED, StreamOptions, known_only, unknown_parameter
 
 RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
 # What the client may send back of an earlier answer, and nobody has to read again.
@@ -24,7 +24,7 @@ class TextOptions(BaseModel):
 class ResponsesBody(BaseModel):
     """The body of responses."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=known_only)
     # Parameters that would change the answer, and the values that mean "not used". Nothing is kept between requests.
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "previous_response_id": (None,),

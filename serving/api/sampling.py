@@ -27,10 +27,16 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
+def known_only(schema: dict[str, Any]) -> None:
+    """What the OpenAPI document says of a body whose unknown fields are refused by name."""
+    schema["additionalProperties"] = False
+    schema["properties"].update({name: {"description": "Changes nothing."} for name in IGNORED - schema["properties"].keys()})
+
+
 class SamplingBody(BaseModel):
     """Fields common to chat/completions and completions."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=known_only)
     # Parameters that would change the answer, and the values that mean "not used".
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
