@@ -12,6 +12,7 @@ from api_kit import Site
 from sqlalchemy import func, select
 
 from ingest import uploads
+from ingest.ticker import Ticker
 from storage.catalogue.schema import File
 
 WHOLE = b"".join(b"Line %d of a large report.\n" % n for n in range(4000))
@@ -92,6 +93,16 @@ def test_an_upload_expires_with_its_parts(site: Site) -> None:
     with pytest.raises(openai.BadRequestError, match="expired"):
         client.uploads.complete(late.id, part_ids=[])
     assert rows(site) == 0
+
+
+def test_the_tick_gives_up_on_what_nobody_completed(site: Site) -> None:
+    client = site.client()
+    upload = begin(client)
+    client.uploads.parts.create(upload.id, data=b"abc")
+    idle: dict[str, Any] = {"reap_kv": lambda _: 0, "kv_has_work": lambda _: False, "collect": lambda: None}
+    Ticker(site.parts.catalogue, lambda _: None, lambda _: None, **idle).tick(upload.expires_at + 1.0)
+    assert rows(site) == 0
+    assert client.uploads.cancel(upload.id).status == "expired"
 
 
 def test_another_key_finds_no_upload(site: Site) -> None:
