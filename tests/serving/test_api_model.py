@@ -21,8 +21,11 @@ class Limit(BaseModel):
     where: str = Field(max_length=12)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_parameters_of_a_grounded_chat(service: Service) -> None:
     """One corpus for all, since a model's time is dear."""
+    service.client = service.client.with_options(timeout=600)
     service.corpus("harbour", {"rules.md": f"# Harbour rules\n\n{LIMIT.format(10)}\n"})
     asked: Any = {"model": f"{service.model}@harbour", "messages": [{"role": "user", "content": QUESTION}]}
     create = service.client.chat.completions.create
