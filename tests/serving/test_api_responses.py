@@ -87,6 +87,7 @@ def test_functions_are_called_and_their_results_read(site: Site, corpus: str) ->
     history = [{"role": "user", "content": "which?"}, call.model_dump(), {
         "type": "function_call_output", "call_id": call.call_id, "output": "the seventh"}]  # fmt: skip
     again = site.client().responses.create(model="echo-1", input=history, tools=tools)
+    assert again.output[0].queries == ["which?"], "the person's question, not the tool's result"
     assert "<tool_response>\nthe seventh\n</tool_response>" in again.output_text
     said = [message.content for message in site.engine.requests[-1].messages]
     assert "lookup" in said[0]
