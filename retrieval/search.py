@@ -79,6 +79,7 @@ class Ask:
     stages: Stages
     neighbours: bool
     as_of: float | None = None  # see retrieval.versions
+    rerank: bool = True
 
 
 class Retriever:
@@ -111,6 +112,7 @@ class Retriever:
         neighbours: bool = False,
         as_of: float | None = None,
         stages: Stages | None = None,
+        rerank: bool = True,
     ) -> list[RetrievedChunk]:
         """The best chunks, best first; `as_of` a time (seconds since the epoch), of what was current then. Without
         principals only documents without an access list are seen.
@@ -135,6 +137,7 @@ class Retriever:
             stages=stages,
             neighbours=neighbours and as_of is None,
             as_of=as_of,
+            rerank=rerank,
         )
         return self._settled(ask)
 
@@ -177,7 +180,7 @@ class Retriever:
 
     def _reranked(self, session: Session, ask: Ask, hits: list[Hit]) -> list[Hit]:
         """The first of the hits in the reranker's order; the others are left out, since they have no score of its kind."""
-        if self._reranker is None:
+        if self._reranker is None or not ask.rerank:
             return hits
         with ask.stages.of("rerank"):
             rows = [row for row, _ in _rows_in_order(session, ask, hits[: max(RERANKED, 2 * ask.top_k)])]

@@ -43,11 +43,22 @@ def plan_prompt(
         if kept:
             kept = kept[:-1]
         elif not _drop_oldest(turns):
-            raise UserError(
-                f"the prompt needs {plan.tokens} tokens and {max_tokens} are reserved for the answer, but the model takes "
-                f"{max_model_len}: shorten the question or lower max_tokens",
-                code="context_length_exceeded",
-            )
+            raise _too_long(plan.tokens, max_tokens, max_model_len)
+
+
+def plan_text(ids: Sequence[int], max_model_len: int, max_tokens: int) -> PromptPlan:
+    """The prompt of a plain completion: these ids, and nothing around them. Raises UserError(code="context_length_exceeded")."""
+    if len(ids) + max_tokens > max_model_len:
+        raise _too_long(len(ids), max_tokens, max_model_len)
+    return PromptPlan((), (), (), tuple(ids))
+
+
+def _too_long(tokens: int, max_tokens: int, max_model_len: int) -> UserError:
+    return UserError(
+        f"the prompt needs {tokens} tokens and {max_tokens} are reserved for the answer, but the model takes "
+        f"{max_model_len}: shorten the question or lower max_tokens",
+        code="context_length_exceeded",
+    )
 
 
 def _plan(fmt: PromptFormat, turns: Sequence[Turn], chunks: Sequence[RetrievedChunk], grounded: bool) -> PromptPlan:

@@ -1,167 +1,263 @@
-"""An answer from retrieval to its last byte: what was found, what is generated, how both look outside."""
+"""An answer from retrieval to its last byte: what was found, what is generated, and where it comes from."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from anyio import to_thread
 from fastapi import Request
-from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
+from serving.api import tools
 from serving.api.chat_request import ChatBody, corpus_names, retrieval_query
 from serving.api.citations import citations, url_citations
-from serving.api.errors import describe
 from serving.api.metrics import Metrics
 from serving.api.parts import ApiParts
+from serving.api.sampling import needs_preparation
 from serving.auth import Principal
 from serving.doors import corpora, search, settings
 from serving.emphasis import emphasis_of
-from serving.engine.types import Emphasis, GenerateRequest, Generation, Outcome, Report
+from serving.engine.types import Emphasis, GenerateRequest, Generation, Outcome, Report, TokenLogprob
 from storage.errors import Cancelled, NotFound
 from storage.types import RetrievedChunk
 
-HEARTBEAT_SECONDS = 15.0
 NOTHING_FOUND = "I found nothing about this in the selected documents."
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What has become certain of a choice: text, with the tokens that begin in it, or calls of tools."""
+
+    text: str = ""
+    tokens: tuple[TokenLogprob, ...] = ()
+    calls: tuple[tools.Call, ...] = ()
+
+
 @dataclass
-class Answer:
-    """One answer on its way. `generation` None: nothing was found, and the fixed sentence is the answer, or the refusal where
-    the caller wants no answer without a passage."""
+class Choice:
+    """One of the answers to a request. `generation` None: nothing was found, and the fixed sentence is the answer."""
 
-    model: str
-    base_url: str
-    metrics: Metrics
+    index: int
     generation: Generation | None
-    still_there: Callable[[Sequence[RetrievedChunk]], frozenset[int]]
-    note: Callable[[Outcome], None]
-    retrieval_ms: float | None = None
-    needs_context: bool = False
-    started: float = field(default_factory=time.perf_counter)
-    first_text_ms: float | None = None
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    offered: tools.Tools | None = None
+    text: str = ""
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    calls: list[tools.Call] = field(default_factory=list)
 
-    async def texts(self) -> AsyncIterator[str]:
-        """The answer's text as it comes."""
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer as it comes; kept here too."""
+        async for piece in self._read():
+            self.text += piece.text
+            self.tokens += piece.tokens
+            self.calls += piece.calls
+            yield piece
+
+    async def _read(self) -> AsyncIterator[Piece]:
         if self.generation is None:
-            yield NOTHING_FOUND
+            yield Piece(NOTHING_FOUND)
             return
+        reader = tools.CallReader(self.offered.names, self.offered.parallel) if self.offered else None
         async for delta in self.generation:
-            if self.first_text_ms is None:
-                self.first_text_ms = 1000 * (time.perf_counter() - self.started)
-                self.metrics.ttft.observe(self.first_text_ms / 1000)
-            yield delta.text
+            if reader is None:
+                yield Piece(delta.text, delta.tokens)
+                continue
+            text, calls = reader.feed(delta.text)
+            if text or calls or delta.tokens:
+                yield Piece(text, delta.tokens, tuple(calls))
+        if reader is not None:
+            text, calls = reader.finish()
+            yield Piece(text, (), tuple(calls))
 
     def outcome(self) -> Outcome:
-        """How it ended; counted here, once. Raises Cancelled if it was stopped before its end."""
+        """How it ended. Raises Cancelled if it was stopped before its end."""
         if self.generation is None:
             return Outcome(NOTHING_FOUND, "stop", 0, 0, (), Report(method="none"))
         if self.generation.outcome is None:
             raise Cancelled("The answer was cancelled.")
-        self.metrics.note_answer(self.generation.outcome.report, self.generation.outcome.completion_tokens)
-        self.note(self.generation.outcome)
         return self.generation.outcome
 
-    def said(self, text: str) -> dict[str, Any]:
-        """Text as a message, or a part of one, holds it."""
-        refused = self.needs_context and self.generation is None
-        return {"content": None, "refusal": text} if refused else {"content": text}
+    @property
+    def finish_reason(self) -> str:
+        return "tool_calls" if self.calls else self.outcome().finish_reason
+
+
+@dataclass
+class Answer:
+    """The answers to one request on their way. `refuses`: the fixed sentence goes out as a refusal, since JSON was asked
+    for, which it is not, or no answer without a passage."""
+
+    model: str
+    base_url: str
+    metrics: Metrics
+    choices: list[Choice]
+    still_there: Callable[[Sequence[RetrievedChunk]], frozenset[int]]
+    note: Callable[[Outcome], None]
+    refuses: bool = False
+    logprobs: bool = False
+    retrieval_ms: float | None = None
+    started: float = field(default_factory=time.perf_counter)
+    first_text_ms: float | None = None
+    kind: str = "chatcmpl"
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.kind}-{uuid.uuid4().hex}"
+
+    async def pieces(self) -> AsyncIterator[tuple[Choice, Piece | None]]:
+        """What comes of each choice, and None at its end."""
+        queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]] = asyncio.Queue()
+        tasks = [asyncio.create_task(_run(choice, queue)) for choice in self.choices]
+        try:
+            left = len(tasks)
+            while left:
+                choice, piece = await queue.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                if piece is None:
+                    left -= 1
+                    self._note_end(choice)
+                elif choice.generation is not None and self.first_text_ms is None:
+                    self.first_text_ms = 1000 * (time.perf_counter() - self.started)
+                    self.metrics.ttft.observe(self.first_text_ms / 1000)
+                yield choice, piece
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _note_end(self, choice: Choice) -> None:
+        outcome = choice.outcome()
+        if choice.generation is not None:
+            self.metrics.note_answer(outcome.report, outcome.completion_tokens)
+            self.note(outcome)
 
     def cancel(self) -> None:
-        if self.generation is not None:
-            self.generation.cancel()
+        for choice in self.choices:
+            if choice.generation is not None:
+                choice.generation.cancel()
 
     def envelope(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
-    async def held(self, outcome: Outcome) -> frozenset[int]:
+    async def held(self, choice: Choice) -> frozenset[int]:
         """The chunks that may be cited: what was deleted or replaced while we answered is not."""
-        if not outcome.used_chunks:
-            return frozenset()
-        return await to_thread.run_sync(self.still_there, outcome.used_chunks)
+        used = choice.outcome().used_chunks
+        return await to_thread.run_sync(self.still_there, used) if used else frozenset()
 
-    def provenance(self, outcome: Outcome, held: frozenset[int]) -> dict[str, Any]:
+    def provenance(self, choice: Choice, held: frozenset[int]) -> dict[str, Any]:
         """What stands beside OpenAI's fields: sources, and how the prompt's KV came about."""
-        report = asdict(outcome.report)
+        report = asdict(choice.outcome().report)
         report["ms"] = {**report["ms"]}
         if self.retrieval_ms is not None:
             report["ms"]["retrieval"] = round(self.retrieval_ms, 2)
-        return {"citations": citations(outcome.text, outcome.used_chunks, held), "preread": report}
+        return {"citations": citations(choice.text, choice.outcome().used_chunks, held), "preread": report}
 
-    def notes(self, outcome: Outcome, held: frozenset[int]) -> list[dict[str, Any]]:
-        return url_citations(outcome.text, outcome.used_chunks, held, self.base_url)
+    def notes(self, choice: Choice, held: frozenset[int]) -> list[dict[str, Any]]:
+        return url_citations(choice.text, choice.outcome().used_chunks, held, self.base_url)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage; reused tokens are its cached tokens. Choices of one prompt share its tokens."""
+        outcomes = [choice.outcome() for choice in self.choices]
+        written = sum(outcome.completion_tokens for outcome in outcomes)
+        read = outcomes[0].prompt_tokens
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+            "prompt_tokens_details": {"cached_tokens": outcomes[0].report.tokens_reused},
+        }
 
 
-async def begin(
-    parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBody, request: Request
-) -> Answer:
-    """Retrieve, and queue the generation. Raises what refuses the request as a whole."""
-    body.check()
-    started = time.perf_counter()
-    model_id = parts.engine.model_id
-    if body.model != model_id and not body.model.startswith(f"{model_id}@"):
+async def _run(choice: Choice, queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]]) -> None:
+    try:
+        async for piece in choice.pieces():
+            queue.put_nowait((choice, piece))
+        queue.put_nowait((choice, None))
+    except Exception as error:  # noqa: BLE001 - raised where the choices come together
+        queue.put_nowait((choice, error))
+
+
+def check_model(parts: ApiParts, model: str) -> None:
+    """Raises NotFound for a model that is not served."""
+    served = parts.engine.model_id
+    if model != served and not model.startswith(f"{served}@"):
         raise NotFound(
-            f"The model {body.model!r} does not exist or you do not have access to it.",
-            code="model_not_found",
+            f"The model {model!r} does not exist or you do not have access to it.", code="model_not_found"
         )
-    messages = body.plain_messages()
-    named = corpus_names(body, model_id)
-    still_there = partial(search.still_there, parts, who)
+
+
+async def begin(parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBody, request: Request) -> Answer:
+    """Retrieve, and queue the generations. Raises what refuses the request as a whole."""
+    body.check()
+    check_model(parts, body.model)
+    messages, offered, named = body.plain_messages(), body.functions(), corpus_names(body, parts.engine.model_id)
+    asked = _asked(parts, body)
+    needs_context = asked.needs_chunks
     chunks: tuple[RetrievedChunk, ...] = ()
     emphasis: dict[int, tuple[Emphasis, ...]] = {}
     emphasis_of((), body.preread.emphasis if body.preread else {}, {})  # refuses nonsense, whatever is found
     ids = await to_thread.run_sync(corpora.resolve, parts, who, named) if named else ()
-    note = partial(parts.meter.note, who.tenant_id, ids)
-    answer = Answer(body.model, str(request.base_url), metrics, None, still_there, note, started=started)
-    answer.needs_context = bool(body.preread and body.preread.require_context)
-    if named:
+    answer = Answer(
+        body.model, str(request.base_url), metrics, [], partial(search.still_there, parts, who),
+        partial(parts.meter.note, who.tenant_id, ids), refuses=needs_context or asked.shape is not None, logprobs=bool(body.logprobs),
+    )  # fmt: skip
+    search_for = bool(ids) and not body.is_housekeeping()
+    if search_for:
         before = time.perf_counter()
-        chunks, emphasis = await to_thread.run_sync(_retrieve, parts, who, ids, messages, body)
+        chunks, emphasis = await to_thread.run_sync(_retrieve, parts, who, ids, body)
         answer.retrieval_ms = 1000 * (time.perf_counter() - before)
-    if chunks or not (named or answer.needs_context):
-        answer.generation = parts.engine.submit(_generate_request(parts, body, messages, chunks, emphasis))
+    if not chunks and (needs_context or (search_for and offered is None)):
+        answer.choices = [Choice(number, None) for number in range(body.n or 1)]
+        return answer
+    if offered is not None:
+        messages = tools.with_rules(messages, offered)
+    asked = replace(asked, messages=messages, chunks=chunks, emphasis=emphasis)
+    await submit(parts, answer, [replace(asked, **body.sampling(number)) for number in range(body.n or 1)], offered)
     return answer
 
 
+async def submit(
+    parts: ApiParts, answer: Answer, requests: Sequence[GenerateRequest], offered: tools.Tools | None = None
+) -> None:
+    """Queue a generation for each choice: all or none."""
+    if any(needs_preparation(request) for request in requests):
+        await to_thread.run_sync(parts.engine.prepare, requests[0])
+    try:
+        for request in requests:
+            answer.choices.append(Choice(len(answer.choices), parts.engine.submit(request), offered))
+    except BaseException:
+        answer.cancel()
+        raise
+
+
 def _retrieve(
-    parts: ApiParts, who: Principal, ids: tuple[str, ...], messages: Any, body: ChatBody
+    parts: ApiParts, who: Principal, ids: tuple[str, ...], body: ChatBody
 ) -> tuple[tuple[RetrievedChunk, ...], dict[int, tuple[Emphasis, ...]]]:
-    query, top_k = retrieval_query(messages), body.top_k(parts.settings.top_k)
+    query, top_k = retrieval_query(body.messages), body.top_k(parts.settings.top_k)
     as_of = body.preread.as_of if body.preread else None
-    chunks = search.chunks(parts, who, ids, query, top_k, parts.settings.context_tokens, as_of)
+    limits = (as_of, body.filters(), body.score_threshold())
+    chunks = search.chunks(parts, who, ids, query, top_k, parts.settings.context_tokens, *limits)
     asked = body.preread.emphasis if body.preread else {}
     return chunks, emphasis_of(chunks, asked, settings.standing_emphasis(parts, ids))
 
 
-def _generate_request(
-    parts: ApiParts,
-    body: ChatBody,
-    messages: Any,
-    chunks: tuple[RetrievedChunk, ...],
-    emphasis: dict[int, tuple[Emphasis, ...]],
-) -> GenerateRequest:
-    method = body.preread.method if body.preread and body.preread.method else parts.settings.method
+def _asked(parts: ApiParts, body: ChatBody) -> GenerateRequest:
+    """What the request asks of the engine, before anything is looked up. Raises BadParameter."""
+    offered = body.functions()
     return GenerateRequest(
-        messages=messages,
-        chunks=chunks,
-        method=method,
+        messages=(),
+        method=body.preread.method if body.preread and body.preread.method else parts.settings.method,
         max_tokens=body.max_completion_tokens or body.max_tokens or GenerateRequest.max_tokens,
-        temperature=0.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=body.seed,
-        stop=body.stops(),
-        emphasis=emphasis,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shape=(offered.shape() if offered else None) or body.shape(),
         needs_chunks=bool(body.preread and body.preread.require_context),
+        **body.sampling(0),
     )
 
 
@@ -182,108 +278,9 @@ async def cancelled_with(request: Request, answer: Answer) -> AsyncIterator[None
         answer.cancel()
 
 
-async def whole(answer: Answer, request: Request) -> dict[str, Any]:
-    """The answer as one chat.completion."""
+async def finished(answer: Answer, request: Request) -> Answer:
+    """The answer, when all of it is there."""
     async with cancelled_with(request, answer):
-        async for _ in answer.texts():
+        async for _ in answer.pieces():
             pass
-    outcome = answer.outcome()
-    held = await answer.held(outcome)
-    message = {
-        "role": "assistant",
-        "refusal": None,
-        **answer.said(outcome.text),
-        "annotations": answer.notes(outcome, held),
-    }
-    choice = {"index": 0, "message": message, "finish_reason": outcome.finish_reason, "logprobs": None}
-    return {
-        **answer.envelope("chat.completion"),
-        "choices": [choice],
-        "usage": usage(outcome),
-        **answer.provenance(outcome, held),
-    }
-
-
-def usage(outcome: Outcome) -> dict[str, Any]:
-    """OpenAI's usage; reused tokens are its cached tokens."""
-    return {
-        "prompt_tokens": outcome.prompt_tokens,
-        "completion_tokens": outcome.completion_tokens,
-        "total_tokens": outcome.prompt_tokens + outcome.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": outcome.report.tokens_reused},
-    }
-
-
-class Stream(StreamingResponse):
-    """The answer as server-sent events; however the response ends, the work does too."""
-
-    def __init__(self, answer: Answer, include_usage: bool) -> None:
-        super().__init__(frames(answer, include_usage), media_type="text/event-stream")
-        self.headers["cache-control"] = "no-cache"
-        self.answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.answer.cancel()
-
-
-async def frames(answer: Answer, include_usage: bool) -> AsyncIterator[str]:
-    """The answer as server-sent events: role, texts, the end with its sources, usage if asked, [DONE]."""
-    try:
-        yield _chunk(answer, {"role": "assistant", "content": ""}, include_usage)
-        async for text in with_heartbeats(answer.texts()):
-            yield ": waiting\n\n" if text is None else _chunk(answer, answer.said(text), include_usage)
-        outcome = answer.outcome()
-        held = await answer.held(outcome)
-        extra = answer.provenance(outcome, held)
-        notes = answer.notes(outcome, held)
-        yield _chunk(
-            answer, {"annotations": notes} if notes else {}, include_usage, outcome.finish_reason, extra
-        )
-        if include_usage:
-            yield _event({**answer.envelope("chat.completion.chunk"), "choices": [], "usage": usage(outcome)})
-    except Exception as error:  # noqa: BLE001 - the status has been sent: the error goes out as a frame
-        yield _event(describe(error)[1])
-    finally:
-        answer.cancel()
-    yield "data: [DONE]\n\n"
-
-
-async def with_heartbeats(texts: AsyncIterator[str]) -> AsyncIterator[str | None]:
-    """The texts, and None whenever none came for a while."""
-    waiting: asyncio.Future[str] | None = None
-    try:
-        while True:
-            waiting = waiting or asyncio.ensure_future(anext(texts))
-            done, _ = await asyncio.wait([waiting], timeout=HEARTBEAT_SECONDS)
-            if not done:
-                yield None
-                continue
-            finished, waiting = waiting, None
-            try:
-                yield finished.result()
-            except StopAsyncIteration:
-                return
-    finally:
-        if waiting is not None:
-            waiting.cancel()
-
-
-def _chunk(
-    answer: Answer,
-    delta: dict[str, Any],
-    include_usage: bool,
-    finish_reason: str | None = None,
-    extra: dict[str, Any] | None = None,
-) -> str:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-    usage_field = {"usage": None} if include_usage else {}
-    return _event(
-        {**answer.envelope("chat.completion.chunk"), "choices": [choice], **usage_field, **(extra or {})}
-    )
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return answer

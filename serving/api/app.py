@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from serving.api import (
     admin,
     chat,
+    completions,
     corpora,
     economics,
     embeddings,
@@ -21,10 +22,14 @@ from serving.api import (
     models,
     page,
     passages,
+    openapi,
     rerank,
+    responses,
+    retrieval,
     schedules,
     sites,
     tenants,
+    uploads,
     vector_store_files,
     vector_stores,
     webhooks,
@@ -40,9 +45,13 @@ from serving.doors.jobs import count_by_status
 ROUTERS = (
     models,
     chat,
+    completions,
+    responses,
     embeddings,
     rerank,
+    retrieval,
     files,
+    uploads,
     vector_stores,
     vector_store_files,
     passages,
@@ -77,6 +86,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     errors.install(app)
     for module in ROUTERS:
         app.include_router(module.router)
+    openapi.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(AuditTrail, parts=parts)
     app.add_middleware(Authentication, parts=parts)

@@ -1,74 +1,67 @@
-"""A chat request as OpenAI's clients send it, and what we make of it. What would change the answer and is not
-served is refused in one line; what would not is ignored."""
+"""A chat request as OpenAI's clients send it, and what we make of it."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
+from serving.api import tools as calls
 from serving.api.errors import BadParameter
+from serving.api.sampling import SamplingBody, unknown_parameter
 from serving.api.times import Moment
-from serving.engine.types import Message
+from serving.engine.types import Message, Shape
 
-MAX_STOPS = 4
 MAX_TOP_K = 100
+SCHEMA_LIMIT = 64 << 10  # characters
 SHORT_QUESTION = 25  # characters; "and in 2023?" means little without the turn before
 EARLIER = 200  # characters of the user turn before that help a short question
-# Parameters that would change the answer, and the values that mean "not used".
-NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
-    "functions": (None, []),
-    "function_call": (None, "none"),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "web_search_options": (None,),
-    "prediction": (None,),
-}
+TASK, HISTORY = "### Task:", "<chat_history>"
 
 
 class TextPart(BaseModel):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(BaseModel):
     role: str
     content: str | list[TextPart] | None = None
+    tool_calls: list[calls.ToolCall] | None = None
 
     def plain(self, where: str) -> Message:
         """The message as text. Raises BadParameter."""
-        role = "system" if self.role == "developer" else self.role
+        role = {"developer": "system", "tool": "user"}.get(self.role, self.role)
         if role not in ("system", "user", "assistant"):
-            raise BadParameter(
-                f"{where}.role", f"role {self.role!r} is not served: use system, user or assistant"
-            )
+            known = "use system, developer, user, assistant or tool"
+            raise BadParameter(f"{where}.role", f"role {self.role!r} is not served: {known}")
+        content = self.text(where)
+        if self.role == "tool":
+            content = calls.response_text(content)
+        made = [call.plain() for call in self.tool_calls or ()]
+        return Message(role, "\n".join([content, *made] if content else made))
+
+    def text(self, where: str) -> str:
+        """What it says. Raises BadParameter."""
         if isinstance(self.content, list):
-            return Message(role, "\n".join(_text_of(part, where) for part in self.content))
-        return Message(role, self.content or "")
+            return "\n".join(_text_of(part, where) for part in self.content)
+        return self.content or ""
 
 
 def _text_of(part: TextPart, where: str) -> str:
-    if part.type not in ("text", "input_text") or part.text is None:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in ("text", "input_text", "output_text", "refusal") or text is None:
         raise BadParameter(f"{where}.content", f"content of type {part.type!r} is not served: send text")
-    return part.text
-
-
-class StreamOptions(BaseModel):
-    include_usage: bool = False
+    return text
 
 
 class PrereadOptions(BaseModel):
     """Our own options, under `preread`."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
     method: str | None = None
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
     emphasis: Annotated[dict[str, float], Field(max_length=200)] = {}  # see serving.emphasis
@@ -76,79 +69,111 @@ class PrereadOptions(BaseModel):
     require_context: bool = False  # refuse rather than answer without a passage
 
 
-class ChatBody(BaseModel):
+class ChatBody(SamplingBody):
     """The body of chat/completions."""
 
-    model_config = ConfigDict(extra="allow")
-    model: str
+    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "functions": (None, []),
+        "function_call": (None, "none"),
+        "modalities": (None, ["text"]),
+        "audio": (None,),
+        "web_search_options": (None,),
+        "prediction": (None,),
+    }
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    n: Literal[1] | None = None
-    tools: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=calls.MAX_TOOLS)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     vector_store_ids: list[str] | None = None
     metadata: dict[str, Any] | None = None
     preread: PrereadOptions | None = None
 
-    @field_validator("n", mode="before")
-    @classmethod
-    def _one(cls, n: Any) -> Any:
-        if n not in (None, 1):
-            raise ValueError("only one choice is served: leave n out or set it to 1")
-        return n
-
     def check(self) -> None:
         """Refuse what would change the answer and is not served. Raises BadParameter."""
-        extra = self.model_extra or {}
-        for name, unused in NOT_SERVED.items():
-            if name in extra and extra[name] not in unused:
-                raise BadParameter(name, f"{name} is not served: leave it out", "unsupported_parameter")
+        super().check()
         for number, tool in enumerate(self.tools or ()):
-            if tool.get("type") != "file_search":
-                message = f"tools of type {tool.get('type')!r} are not served: only file_search is"
+            if tool.get("type") not in ("file_search", "function"):
+                message = f"tools of type {tool.get('type')!r} are not served: file_search and function are"
                 raise BadParameter(f"tools.{number}", message, "unsupported_parameter")
-            if tool.get("filters"):
-                raise BadParameter(
-                    f"tools.{number}.filters", "filters are served by vector_stores/{id}/search only"
-                )
+        self.filters(), self.score_threshold()
+        if self.top_logprobs and not self.logprobs:
+            raise BadParameter("top_logprobs", "top_logprobs needs logprobs to be true")
         for name in (self.preread.model_extra or {}) if self.preread else ():
-            near = difflib.get_close_matches(name, PrereadOptions.model_fields, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"known are {', '.join(PrereadOptions.model_fields)}"
-            )
-            raise BadParameter(
-                f"preread.{name}", f"unknown option {name!r} in preread: {hint}", "unknown_parameter"
-            )
+            raise unknown_parameter(f"preread.{name}", name, list(PrereadOptions.model_fields))
 
     def plain_messages(self) -> tuple[Message, ...]:
-        """All messages as text. Raises BadParameter."""
-        messages = tuple(message.plain(f"messages.{i}") for i, message in enumerate(self.messages))
+        """All messages as text; results of tools that follow one another are one turn. Raises BadParameter."""
+        messages: list[Message] = []
+        for number, message in enumerate(self.messages):
+            plain = message.plain(f"messages.{number}")
+            if number and message.role == self.messages[number - 1].role == "tool":
+                plain = Message(plain.role, f"{messages.pop().content}\n{plain.content}")
+            messages.append(plain)
         if not any(message.role == "user" and message.content.strip() for message in messages):
             raise BadParameter("messages", "there is no user message with text")
-        return messages
+        return tuple(messages)
 
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings. Raises BadParameter."""
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if len(stops) > MAX_STOPS:
-            raise BadParameter("stop", f"at most {MAX_STOPS} stop strings are served")
-        return tuple(stop for stop in stops if stop)
+    def functions(self) -> calls.Tools | None:
+        """The functions that the model may call. Raises BadParameter."""
+        return calls.offered(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
+
+    def searches(self) -> list[dict[str, Any]]:
+        """The file_search tools."""
+        return [tool for tool in self.tools or () if tool.get("type") == "file_search"]
+
+    def shape(self) -> Shape | None:
+        """What `response_format` asks for. Raises BadParameter."""
+        form = self.response_format or {"type": "text"}
+        match form.get("type"):
+            case "text":
+                return None
+            case "json_object":
+                return Shape({"type": "object"})
+            case "json_schema":
+                given = form.get("json_schema")
+                schema = given.get("schema") if isinstance(given, dict) else None
+                if not isinstance(schema, dict):
+                    raise BadParameter("response_format.json_schema.schema", "a JSON schema is expected here")
+                if len(json.dumps(schema)) > SCHEMA_LIMIT:
+                    raise BadParameter("response_format", f"a schema of up to {SCHEMA_LIMIT:,} characters is served")
+                return Shape(schema)
+        raise BadParameter("response_format.type", "response_format is text, json_object or json_schema")
 
     def top_k(self, default: int) -> int:
         """How many chunks to look up."""
         if self.preread and self.preread.top_k:
             return self.preread.top_k
-        asked = [tool.get("max_num_results") for tool in self.tools or ()]
+        asked = [tool.get("max_num_results") for tool in self.searches()]
         return next((min(k, MAX_TOP_K) for k in asked if isinstance(k, int) and k > 0), default)
+
+    def filters(self) -> dict[str, Any] | None:
+        """What the file_search tool restricts the search to. Raises BadParameter."""
+        given = [tool["filters"] for tool in self.searches() if tool.get("filters")]
+        if len(given) > 1:
+            raise BadParameter("tools", "filters are served with one file_search tool, not with several")
+        return given[0] if given else None
+
+    def score_threshold(self) -> float | None:
+        """Below which nothing is taken. Raises BadParameter."""
+        options = [tool.get("ranking_options") or {} for tool in self.searches()]
+        if not all(isinstance(one, dict) and one.keys() <= {"ranker", "score_threshold"} for one in options):
+            raise BadParameter("tools", "of ranking_options, ranker and score_threshold are served", "unsupported_parameter")
+        asked = [one.get("score_threshold") for one in options]
+        thresholds = [one for one in asked if one is not None]
+        if not all(isinstance(one, int | float) and 0 <= one <= 1 for one in thresholds):
+            raise BadParameter("tools", "ranking_options.score_threshold is a number from 0 to 1")
+        return max(thresholds, default=None)
+
+    def is_housekeeping(self) -> bool:
+        """A chat page asks for a title, tags or next questions of the conversation: nothing is to be looked up for that. Such
+        requests of Open WebUI are one turn that begins with a heading for the task and encloses the conversation in a tag."""
+        said = [message for message in self.messages if message.role not in ("system", "developer")]
+        text = said[0].text("messages") if len(said) == 1 else ""
+        return text.lstrip().startswith(TASK) and HISTORY in text
 
 
 def corpus_names(body: ChatBody, model_id: str) -> list[str]:
@@ -158,10 +183,8 @@ def corpus_names(body: ChatBody, model_id: str) -> list[str]:
         return [named]
     if body.vector_store_ids:
         return body.vector_store_ids
-    searched = [name for tool in body.tools or () for name in tool.get("vector_store_ids") or ()]
+    searched = [name for tool in body.searches() for name in _named_in(tool)]
     if searched:
-        if not all(isinstance(name, str) for name in searched):
-            raise BadParameter("tools", "vector_store_ids are strings")
         return searched
     corpus = (body.metadata or {}).get("corpus")
     if corpus is not None and not isinstance(corpus, str):
@@ -169,11 +192,17 @@ def corpus_names(body: ChatBody, model_id: str) -> list[str]:
     return [corpus] if corpus else []
 
 
-def retrieval_query(messages: tuple[Message, ...]) -> str:
+def _named_in(tool: dict[str, Any]) -> list[str]:
+    names = tool.get("vector_store_ids") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadParameter("tools", "vector_store_ids is a list of strings")
+    return names
+
+
+def retrieval_query(messages: Sequence[ChatMessage]) -> str:
     """The last user message; if it is very short, behind the end of the user turn before it."""
-    turns = [
-        message.content.strip() for message in messages if message.role == "user" and message.content.strip()
-    ]
+    said = [message.text("messages").strip() for message in messages if message.role == "user"]
+    turns = [text for text in said if text] or [""]
     if len(turns) > 1 and len(turns[-1]) < SHORT_QUESTION:
         return f"{turns[-2][-EARLIER:]}\n{turns[-1]}"
     return turns[-1]

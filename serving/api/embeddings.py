@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -11,6 +12,8 @@ from pydantic import BaseModel, Field
 
 from serving.api.access import Parts, Reader
 from serving.api.errors import BadParameter
+from serving.api.token_ids import texts_of
+from storage.errors import UserError
 
 router = APIRouter(prefix="/v1/embeddings", tags=["embeddings"])
 MAX_TEXTS = 2048
@@ -18,26 +21,36 @@ MAX_TEXTS = 2048
 
 class EmbeddingsBody(BaseModel):
     input: Any
-    model: str = ""
+    model: str = ""  # any: there is one embedder, the one that searches are made with
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
-    def texts(self) -> list[str]:
-        """The input as texts. Raises BadParameter."""
-        texts = [self.input] if isinstance(self.input, str) else self.input
-        if not isinstance(texts, list) or not texts or len(texts) > MAX_TEXTS:
-            raise BadParameter("input", f"input is a text or a list of 1 to {MAX_TEXTS} texts")
-        if not all(isinstance(text, str) for text in texts):
-            hint = "token ids are not served (in LangChain: check_embedding_ctx_length=False)"
-            raise BadParameter("input", f"input is a text or a list of texts; {hint}")
-        if not all(texts):
+    def texts(self, data_dir: Path) -> list[str]:
+        """The input as texts. Raises UserError."""
+        given = self.input if isinstance(self.input, list) else [self.input]
+        if given and all(map(_is_id, given)):
+            given = [given]
+        if not 1 <= len(given) <= MAX_TEXTS:
+            raise BadParameter("input", f"input is a text, token ids, or a list of 1 to {MAX_TEXTS} of such")
+        if not all(given):
             raise BadParameter("input", "input has an empty text")
-        return texts
+        if all(isinstance(text, str) for text in given):
+            return list(given)
+        if not all(isinstance(ids, list) and all(map(_is_id, ids)) for ids in given):
+            raise BadParameter("input", "input is a text, token ids, or a list of texts or of lists of token ids")
+        try:
+            return texts_of(data_dir, given)
+        except UserError as error:
+            raise BadParameter("input", str(error), error.code) from error
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @router.post("")
 def create_embeddings(parts: Parts, who: Reader, body: EmbeddingsBody) -> dict[str, Any]:
-    texts, embedder = body.texts(), parts.embedder
+    texts, embedder = body.texts(parts.settings.data_dir), parts.embedder
     if body.dimensions not in (None, embedder.dimensions):
         raise BadParameter(
             "dimensions", f"this embedder makes vectors of {embedder.dimensions} dimensions only"

@@ -148,15 +148,19 @@ def check_csrf(login: Login, who: Principal, headers: Headers) -> None:
         raise Forbidden("Send the header x-csrf-token with the token of GET /auth/session.", code="csrf_token_missing")
 
 
+def _keyed(path: str) -> bool:
+    return path == "/retrieval" or (path + "/").startswith("/v1/")
+
+
 class Authentication:
-    """Nothing under /v1 is reached without a good key or login, nor its body read; routes only ask for a scope."""
+    """Nothing under /v1, nor Dify's /retrieval, is reached without a good key or login, nor its body read; routes only ask for a scope."""
 
     def __init__(self, app: ASGIApp, parts: ApiParts) -> None:
         self.app = app
         self.parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (scope["path"] + "/").startswith("/v1/"):
+        if scope["type"] != "http" or not _keyed(scope["path"]):
             await self.app(scope, receive, send)
             return
         left: dict[str, str] = {}

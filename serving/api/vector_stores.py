@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
@@ -47,6 +47,9 @@ class NewStoreBody(StoreBody, Chunking):
 
 
 class RankingOptions(BaseModel):
+    """`ranker` none: as both searches found it, where the server has a reranker."""
+
+    ranker: Literal["none", "auto", "default-2024-11-15"] = "auto"
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
@@ -55,7 +58,7 @@ class SearchBody(BaseModel):
     max_num_results: Annotated[int, Field(ge=1, le=50)] = 10
     filters: dict[str, Any] | None = None
     ranking_options: RankingOptions | None = None
-    rewrite_query: bool = False
+    rewrite_query: bool = False  # a query is searched as it stands; the answer's search_query says so
     as_of: Moment | None = None  # of what was current then
 
 
@@ -87,6 +90,6 @@ def delete_vector_store(parts: Parts, who: Writer, vector_store_id: str) -> dict
 
 @router.post("/{vector_store_id}/search")
 def search_vector_store(parts: Parts, who: Reader, vector_store_id: str, body: SearchBody) -> dict[str, Any]:
-    threshold = body.ranking_options.score_threshold if body.ranking_options else None
-    asked = (body.query, body.max_num_results, body.filters, threshold, body.as_of)
-    return search.show(parts, who, vector_store_id, *asked)
+    ranking = body.ranking_options or RankingOptions()
+    asked = (body.query, body.max_num_results, body.filters, ranking.score_threshold, body.as_of)
+    return search.show(parts, who, vector_store_id, *asked, rerank=ranking.ranker != "none")

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from ingest.files import delete_file, open_file, store_file
 from ingest.jobs import new_id
 from ingest.sync import offer
+from ingest.uploads import PART
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors.paging import Page, listing, window
@@ -35,7 +36,8 @@ def _visible(who: Principal) -> list[ColumnElement[bool]]:
     seen = placed.where(*open_to(who)).exists()
     kept = select(DocumentVersion.id).where(DocumentVersion.file_id == File.id)
     known = seen | kept.where(kept_open_to(who)).exists()
-    return [File.tenant_id == who.tenant_id, known | ~(placed.exists() | kept.exists())]
+    whole = ~File.purpose.startswith(PART)
+    return [File.tenant_id == who.tenant_id, whole, known | ~(placed.exists() | kept.exists())]
 
 
 def open_to(who: Principal, table: Any = Document) -> list[ColumnElement[bool]]:

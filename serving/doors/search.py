@@ -24,6 +24,8 @@ def chunks(
     top_k: int,
     token_budget: int,
     as_of: float | None = None,
+    filters: dict[str, Any] | None = None,
+    threshold: float | None = None,
 ) -> tuple[RetrievedChunk, ...]:
     """The best chunks for a prompt, best first; what stands together in a document stands together here."""
     found = parts.retriever.search(
@@ -34,6 +36,8 @@ def chunks(
         token_budget=token_budget,
         principals=who.names,
         as_of=as_of,
+        filters=filters,
+        score_threshold=threshold,
     )
     return tuple(in_reading_order(found))
 
@@ -75,6 +79,7 @@ def show(
     filters: dict[str, Any] | None,
     threshold: float | None,
     as_of: float | None = None,
+    rerank: bool = True,
 ) -> dict[str, Any]:
     """Search results; of several queries, each chunk with its best score. Raises NotFound, UserError."""
     with parts.catalogue.read() as session:
@@ -91,6 +96,7 @@ def show(
             filters=filters,
             score_threshold=threshold,
             as_of=as_of,
+            rerank=rerank,
         ):
             if chunk.chunk_id not in best or best[chunk.chunk_id].score < chunk.score:
                 best[chunk.chunk_id] = chunk

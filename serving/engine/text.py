@@ -11,7 +11,8 @@ class TextStream:
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
         self._decode, self._stop = decode, [s for s in stop if s]
         self._ids: list[int] = []
-        self._sent = 0
+        self.sent = 0  # characters
+        self.decoded = 0  # of which the end may be held back, or not yet be whole
         self.text = ""
         self.stopped = False
 
@@ -19,7 +20,8 @@ class TextStream:
         """The text that `token` makes final; may be empty."""
         self._ids.append(token)
         text = self._decode(self._ids)
-        cut = min((at for s in self._stop if (at := text.find(s, max(0, self._sent - len(s)))) >= 0), default=-1)
+        self.decoded = len(text)
+        cut = min((at for s in self._stop if (at := text.find(s, max(0, self.sent - len(s)))) >= 0), default=-1)
         if cut >= 0:
             self.stopped = True
             return self._release(text, cut)
@@ -44,8 +46,8 @@ class TextStream:
         return longest
 
     def _release(self, text: str, end: int) -> str:
-        end = max(end, self._sent)
-        piece = text[self._sent : end]
-        self._sent = end
+        end = max(end, self.sent)
+        piece = text[self.sent : end]
+        self.sent = end
         self.text += piece
         return piece

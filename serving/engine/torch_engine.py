@@ -17,14 +17,14 @@ from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended, BlendedCache, Key
 from serving.engine.canary import Canary
 from serving.engine.fetch import Fetcher, OnMiss
+from serving.engine.guide import Guide
 from serving.engine.opening import Opening
 from serving.engine.rates import Rates
-from serving.engine.sampling import Sampler
 from serving.engine.sessions import BlendSession
-from serving.engine.text import TextStream
 from serving.engine.turns import Running, Turns
 from serving.engine.types import Delta, GenerateRequest, Outcome, Report
-from serving.prompt import PromptPlan, plan_prompt
+from serving.engine.writer import Writer
+from serving.prompt import PromptPlan, plan_prompt, plan_text
 from storage.errors import Overloaded, PrereadError, UserError
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
@@ -88,6 +88,7 @@ class TorchEngine:
         self.max_model_len = reader.max_positions
         self.full_prefill_reason = reader.full_prefill_reason
         self._opening = Opening(reader)
+        self._guide = Guide(reader)
         self._blended = BlendedCache(blended_bytes)
         self._canary = Canary(reader, canary_share)
         self._max_active, self._max_waiting = max_requests, 4 * max_requests
@@ -100,6 +101,17 @@ class TorchEngine:
         self._live_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    def prepare(self, request: GenerateRequest) -> None:
+        """See `Engine.prepare`."""
+        vocabulary = int(self.reader.config.get_text_config().vocab_size)
+        named = [*request.logit_bias, *(() if isinstance(request.prompt, str) else request.prompt or ())]
+        if unknown := next((id for id in named if not 0 <= id < vocabulary), None):
+            raise UserError(f"there is no token {unknown}: this model has {vocabulary}", code="invalid_value")
+        if request.shape is not None:
+            self._guide.check(request.shape)
+        if request.logprobs is not None:
+            self._guide.bytes_of(0)
 
     def submit(self, request: GenerateRequest) -> TorchGeneration:
         """See `Engine.submit`. KV is fetched by its own threads; the engine's thread only computes."""
@@ -122,6 +134,9 @@ class TorchEngine:
         return generation
 
     def _plan(self, request: GenerateRequest, chunks: Sequence[RetrievedChunk]) -> PromptPlan:
+        if request.prompt is not None:
+            ids = self.reader.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+            return plan_text(ids, self.max_model_len, request.max_tokens)
         plan = plan_prompt(self.reader.format, request.messages, chunks, self.max_model_len, request.max_tokens)
         if request.needs_chunks and not plan.chunks:
             raise UserError("No passage fits beside so long a question.", code="context_length_exceeded")
@@ -234,34 +249,24 @@ class TorchEngine:
             self._opening.settle(generation, session)
             if report.tokens_reused and not report.tokens_emphasised:
                 sample = self._canary.sample(session.assembly.ids)
-        sampler = Sampler(request.temperature, request.top_p, request.seed)
-        stream = TextStream(self.reader.tokenizer.decode, request.stop)
-        finish, count = "length", 0
-        while count < request.max_tokens:
-            token = sampler.choose(logits)
+        writer = Writer(self.reader, self._guide, request)
+        while True:
+            token = writer.choose(logits)
             if sample is not None:
                 sample.note(logits, token)
-            if count == 0:
+            if writer.count == 0:
                 report.ms["first_token"] = generation.elapsed_ms()
-            count += 1
-            if token in self.reader.stop_ids:
-                finish = "stop"
-                break
-            if piece := stream.feed(token):
-                generation.emit(Delta(piece))
-            if stream.stopped:
-                finish = "stop"
-                break
-            if count == 1 and isinstance(session, BlendSession):
+            if delta := writer.write(token):
+                generation.emit(delta)
+            if writer.count == 1 and isinstance(session, BlendSession):
                 self._keep(generation, session)  # after the first token, which has been waited for
+            if writer.finish_reason is not None:
+                break
             yield
-            if count < request.max_tokens:
-                logits = session.step(token)
-        if rest := stream.finish():
-            generation.emit(Delta(rest))
+            logits = session.step(token)
         if sample is not None:
             self._canary.finish(sample)
-        generation.outcome = Outcome(stream.text, finish, plan.tokens, count, plan.chunks, report)
+        generation.outcome = Outcome(writer.text, writer.finish_reason, plan.tokens, writer.count, plan.chunks, report)
 
     def _keep(self, generation: TorchGeneration, session: BlendSession) -> None:
         """Keep what was blended for the conversation's next turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.types import RetrievedChunk
 
@@ -25,9 +25,19 @@ class Emphasis:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """An answer is to be JSON of this schema, between two fixed texts."""
+
+    schema: Mapping[str, Any]
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
     """One answer to be made. `chunks` come in retrieval rank order; the engine may drop the last ones to fit.
-    `emphasis`: by chunk id; of spans that overlap the last one counts."""
+    `emphasis`: by chunk id; of spans that overlap the last one counts. `prompt`: a text or token ids to go on with, as they
+    are, instead of messages and chunks."""
 
     messages: tuple[Message, ...]
     chunks: tuple[RetrievedChunk, ...] = ()
@@ -39,6 +49,13 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     emphasis: Mapping[int, tuple[Emphasis, ...]] = field(default_factory=dict)
     needs_chunks: bool = False  # refuse, as too long, a question that leaves no room for a chunk
+    prompt: str | tuple[int, ...] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id
+    logprobs: int | None = None  # how many alternatives are told of each token; None: nothing is told
+    shape: Shape | None = None
+    ignore_eos: bool = False  # the model's end of an answer does not end it; for measuring
 
 
 @dataclass(frozen=True)
@@ -73,10 +90,20 @@ class Report:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A token of the answer: its bytes, the natural logarithm of its probability, and the likeliest ones in its place."""
+
+    bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
 class Delta:
-    """A piece of the answer: whole characters only."""
+    """A piece of the answer: whole characters only. `tokens`: those that begin in it, if they were asked for."""
 
     text: str
+    tokens: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass
@@ -110,6 +137,13 @@ class Engine(Protocol):
 
     def canary_totals(self) -> tuple[int, float]:
         """Answers compared with full prefill so far, and the sum of their KL."""
+        ...
+
+    def prepare(self, request: GenerateRequest) -> None:
+        """What a request needs that may take a while; call from a thread before `submit`, which does not wait.
+
+        Raises UserError(code="invalid_json_schema") for a shape that is not served, UserError(code="invalid_value") for a
+        token id that the model does not have."""
         ...
 
     def submit(self, request: GenerateRequest) -> Generation:

@@ -87,6 +87,7 @@ class File(Base):
     """An uploaded file. The bytes are content-addressed per tenant: `raw/<tenant>/<sha256>`."""
 
     __tablename__ = "file"
+    __table_args__ = (Index("file_purpose", "purpose"),)
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # file-…
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
     filename: Mapped[str] = mapped_column(Text)
@@ -94,6 +95,23 @@ class File(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     purpose: Mapped[str] = mapped_column(String(32))
     created_at: Mapped[float]
+
+
+class Upload(Base):
+    """A file that comes in parts. A part is a File whose purpose names the upload."""
+
+    __tablename__ = "upload"
+    __table_args__ = (Index("upload_due", "status", "expires_at"),)
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # without the upload_ that clients see
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    key_id: Mapped[str | None] = mapped_column(String(64))  # who may go on with it
+    filename: Mapped[str] = mapped_column(Text)
+    bytes: Mapped[int] = mapped_column(BigInteger)  # announced
+    purpose: Mapped[str] = mapped_column(String(32))
+    status: Mapped[str] = mapped_column(String(16))  # pending | completed | cancelled | expired
+    file_id: Mapped[str | None] = mapped_column(String(64))
+    created_at: Mapped[float]
+    expires_at: Mapped[float]
 
 
 class Document(Base):

@@ -100,7 +100,12 @@ class EchoEngine:
     generations: list[EchoGeneration] = field(default_factory=list)
 
     def says(self, request: GenerateRequest) -> str:
-        return self.answer if self.answer is not None else request.messages[-1].content
+        if self.answer is not None:
+            return self.answer
+        return str(request.prompt) if request.prompt is not None else request.messages[-1].content
+
+    def prepare(self, request: GenerateRequest) -> None:
+        return
 
     def submit(self, request: GenerateRequest) -> Generation:
         if self.refuse is not None:

@@ -8,7 +8,7 @@ import openai
 import pytest
 from api_kit import Site
 
-from serving.api import answer
+from serving.api import answer, stream
 from storage.errors import Overloaded, UserError
 
 TEXT = (
@@ -109,16 +109,29 @@ def test_unknown_corpus_and_anothers_look_alike(site: Site) -> None:
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
         ({"stop": list("abcde")}, "stop"),
         ({"temperature": 3}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0"),
-        ({"logprobs": True}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function"),
+        ({"tools": [{"type": "file_search", "filters": {"type": "eq"}}] * 2}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"temprature": 1}, "temprature"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"preread": {"topk": 3}}, "preread.topk"),
@@ -133,6 +146,7 @@ def test_what_is_not_served_is_refused_by_name(site: Site, extra: dict, param: s
 
 
 def test_a_misspelt_option_is_answered_with_its_nearest(site: Site) -> None:
+    assert "'temperature'" in ask(site, temprature=1)["error"]["message"]
     assert "'top_k'" in ask(site, preread={"topk": 3})["error"]["message"]
 
 
@@ -201,7 +215,7 @@ def test_stream_without_usage_has_none_and_ends_with_done(site: Site) -> None:
 
 
 def test_heartbeats_come_while_the_first_text_does_not(site: Site, monkeypatch) -> None:
-    monkeypatch.setattr(answer, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.1)
     site.engine.first_pause = 0.35
     lines = lines_of_stream(site)
     assert lines.count(": waiting") >= 2

@@ -40,11 +40,21 @@ def question(**extra: Any) -> dict[str, Any]:
 
 
 W = "write"
+END = {"/v1/uploads/{upload_id}/complete": 1, "/v1/uploads/{upload_id}/cancel": 2}
 STORE, DOCUMENT = "/v1/vector_stores/{vector_store_id}", "/v1/vector_stores/{vector_store_id}/files/{file_id}"
 PROBES: dict[tuple[str, str], Probe] = {
     ("GET", "/v1/models"): Probe(other=200),
     ("GET", "/v1/models/{model}"): Probe(),
     ("POST", "/v1/chat/completions"): Probe(question(vector_store_ids=["{corpus}"])),
+    ("POST", "/v1/responses"): Probe({"model": "echo-1@{corpus}", "input": "when?"}),
+    ("POST", "/retrieval"): Probe({"knowledge_id": "{corpus}", "query": "invoices"}),
+    ("POST", "/v1/uploads"): Probe(
+        {"filename": "n.txt", "bytes": 3, "purpose": "assistants", "mime_type": "text/plain"}, other=200, scope=W
+    ),
+    ("POST", "/v1/uploads/{upload_id}/parts"): Probe(files={"data": ("part", b"new")}, scope=W),
+    ("POST", "/v1/uploads/{upload_id}/complete"): Probe({"part_ids": ["{part}"]}, scope=W),
+    ("POST", "/v1/uploads/{upload_id}/cancel"): Probe(scope=W),
+    ("POST", "/v1/completions"): Probe({"model": "echo-1", "prompt": "when?"}, other=200),
     ("POST", "/v1/embeddings"): Probe({"input": "x", "model": "m"}, other=200),
     ("POST", "/v1/rerank"): Probe({"query": "x", "documents": ["x"]}, other=200),
     ("POST", "/v1/files"): Probe(files={"file": ("new.txt", b"new")}, other=200, scope=W),
@@ -147,10 +157,13 @@ def owned_things(site: Site) -> dict[str, str]:
         webhook = http.post("/v1/webhooks", json={"url": f"http://{LISTED}/", "corpora": [corpus]}).json()["id"]
         spare = http.post("/v1/vector_stores", json={"name": "spare"}).json()["id"]
         purge = http.delete(f"/v1/vector_stores/{spare}").json()["job_id"]
+        announced = {"filename": "big.txt", "bytes": 3, "purpose": "assistants", "mime_type": "text/plain"}
+        upload = http.post("/v1/uploads", json=announced).json()["id"]
+        part = http.post(f"/v1/uploads/{upload}/parts", files={"data": ("part", b"big")}).json()["id"]
     return {
         "vector_store_id": corpus, "corpus_id": corpus, "corpus": corpus, "file_id": file, "file": file,
         "batch_id": job, "job_id": job, "schedule_id": schedule, "key_id": key, "site_id": registered, "purge_id": purge,
-        "sync_id": sync, "webhook_id": webhook, "tenant_id": "default", "name": "handbooks",
+        "sync_id": sync, "webhook_id": webhook, "tenant_id": "default", "name": "handbooks", "upload_id": upload, "part": part,
         "model": f"echo-1@{corpus}",
     }  # fmt: skip
 
@@ -180,10 +193,10 @@ def call(site: Site, key: str, route: tuple[str, str], things: dict[str, str]) -
         return http.request(method, fill(path) + probe.query, json=fill(probe.body), files=probe.files)
 
 
-def order(route: tuple[str, str]) -> tuple[bool, bool, str]:
-    """What takes something away comes last, the store after what is in it."""
+def order(route: tuple[str, str]) -> tuple[bool, bool, int, str]:
+    """What takes something away or ends it comes last, the store after what is in it."""
     method, path = route
-    return method in ("DELETE", "PUT"), path == STORE, path
+    return method in ("DELETE", "PUT"), path == STORE, END.get(path, 0), path
 
 
 def test_every_route_has_a_probe(site: Site) -> None:

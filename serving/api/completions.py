@@ -1,0 +1,141 @@
+"""POST /v1/completions: a text, or token ids of the served model, to go on with. No template, no passages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from serving.api.access import Parts, Reader
+from serving.api.answer import Answer, Choice, check_model, finished, submit
+from serving.api.errors import BadParameter
+from serving.api.logprobs import completion_logprobs
+from serving.api.sampling import MAX_CHOICES, SamplingBody
+from serving.api.stream import HEARTBEAT, Stream, event, guarded, with_heartbeats
+from serving.engine.types import GenerateRequest, TokenLogprob
+
+router = APIRouter(prefix="/v1/completions", tags=["completions"])
+MAX_TOKENS = 16  # OpenAI's default
+Prompt = str | tuple[int, ...]
+
+
+class CompletionBody(SamplingBody):
+    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": (None, ""), "best_of": (None, 1)}
+
+    prompt: Any = "<|endoftext|>"
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    def check(self) -> None:
+        """Refuse what is not served. Raises BadParameter."""
+        if (self.model_extra or {}).get("best_of") == (self.n or 1):
+            self.model_extra.pop("best_of")  # type: ignore[union-attr]
+        super().check()
+        if self.echo and self.logprobs is not None:
+            raise BadParameter("echo", "echo with logprobs is not served: leave one out", "unsupported_parameter")
+        if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts()):
+            raise BadParameter("echo", "echo is served for prompts that are texts", "unsupported_parameter")
+        if len(self.prompts()) * (self.n or 1) > MAX_CHOICES:
+            raise BadParameter("prompt", f"at most {MAX_CHOICES} choices are served: prompts times n")
+
+    def prompts(self) -> list[Prompt]:
+        """What is to be gone on with. Raises BadParameter."""
+        given = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        if given and all(_is_id(one) for one in given):
+            given = [given]
+        prompts: list[Prompt] = []
+        for one in given:
+            if isinstance(one, list) and all(_is_id(id) for id in one):
+                prompts.append(tuple(one))
+            elif isinstance(one, str):
+                prompts.append(one)
+            else:
+                raise BadParameter("prompt", "prompt is a text, a list of texts, token ids, or a list of such")
+        if not prompts or not all(prompts):
+            raise BadParameter("prompt", "prompt has nothing to go on with")
+        return prompts
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@router.post("", response_model=None)
+async def create_completion(parts: Parts, who: Reader, body: CompletionBody, request: Request) -> Stream | dict[str, Any]:
+    body.check()
+    check_model(parts, body.model)
+    if body.model != parts.engine.model_id:
+        raise BadParameter("model", "a plain text cannot be grounded in a vector store: use chat/completions with this model")
+    answer = Answer(
+        body.model, str(request.base_url), request.app.state.metrics, [], lambda _: frozenset(),
+        partial(parts.meter.note, who.tenant_id, ()), kind="cmpl",
+    )  # fmt: skip
+    base = GenerateRequest(messages=(), method="full", max_tokens=body.max_tokens or MAX_TOKENS, logprobs=body.logprobs)
+    requests = [
+        replace(base, prompt=prompt, **body.sampling(number)) for prompt in body.prompts() for number in range(body.n or 1)
+    ]
+    for prompt in requests:  # each may name token ids of its own
+        await to_thread.run_sync(parts.engine.prepare, prompt)
+    await submit(parts, answer, requests)
+    if body.stream:
+        return Stream(answer, guarded(answer, _frames(answer, body)))
+    await finished(answer, request)
+    choices = [_shown(body, choice, _echo(body, choice) + choice.text, choice.tokens) for choice in answer.choices]
+    return {**answer.envelope("text_completion"), "choices": choices, "usage": _usage(answer, body), **_provenance(answer)}
+
+
+def _shown(
+    body: CompletionBody, choice: Choice, text: str, tokens: Sequence[TokenLogprob], start: int = 0, end: str | None = ""
+) -> dict[str, Any]:
+    """A choice, or a piece of one that begins at character `start`. `end`: why it ended; empty: as the choice says."""
+    told = None if body.logprobs is None else completion_logprobs(tokens, start)
+    reason = choice.finish_reason if end == "" else end
+    return {"index": choice.index, "text": text, "logprobs": told, "finish_reason": reason}
+
+
+def _echo(body: CompletionBody, choice: Choice) -> str:
+    return str(body.prompts()[choice.index // (body.n or 1)]) if body.echo else ""
+
+
+def _usage(answer: Answer, body: CompletionBody) -> dict[str, Any]:
+    """Over all prompts, each counted once."""
+    shown = answer.usage()
+    firsts = [choice.outcome() for choice in answer.choices[:: body.n or 1]]
+    read = sum(outcome.prompt_tokens for outcome in firsts)
+    cached = sum(outcome.report.tokens_reused for outcome in firsts)
+    total = {"prompt_tokens": read, "total_tokens": read + shown["completion_tokens"]}
+    return {**shown, **total, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def _provenance(answer: Answer) -> dict[str, Any]:
+    return {"preread": answer.provenance(answer.choices[0], frozenset())["preread"]}
+
+
+async def _frames(answer: Answer, body: CompletionBody) -> AsyncIterator[str]:
+    """The completions as server-sent events."""
+
+    def frame(shown: dict[str, Any], **extra: Any) -> str:
+        usage_field = {"usage": None} if body.include_usage else {}
+        return event({**answer.envelope("text_completion"), "choices": [shown], **usage_field, **extra})
+
+    for choice in answer.choices:
+        if echo := _echo(body, choice):
+            yield frame(_shown(body, choice, echo, (), 0, None))
+    async for step in with_heartbeats(answer.pieces()):
+        if step is None:
+            yield HEARTBEAT
+            continue
+        choice, piece = step
+        if piece is None:
+            extra = _provenance(answer) if choice.index == 0 else {}
+            yield frame(_shown(body, choice, "", (), len(choice.text)), **extra)
+        else:
+            start = len(choice.text) - len(piece.text)
+            yield frame(_shown(body, choice, piece.text, piece.tokens, start, None))
+    if body.include_usage:
+        yield event({**answer.envelope("text_completion"), "choices": [], "usage": _usage(answer, body)})

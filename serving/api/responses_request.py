@@ -1,0 +1,118 @@
+"""A request of the Responses API as a chat request: what it adds to that is items for turns, and no memory here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.api.chat_request import ChatBody, PrereadOptions
+from serving.api.errors import BadParameter
+from serving.api.sampling import IGNORED, StreamOptions, known_only, unknown_parameter
+
+RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
+# What the client may send back of an earlier answer, and nobody has to read again.
+PASSED_OVER = frozenset({"file_search_call", "reasoning"})
+
+
+class TextOptions(BaseModel):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(BaseModel):
+    """The body of responses."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=known_only)
+    # Parameters that would change the answer, and the values that mean "not used". Nothing is kept between requests.
+    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "previous_response_id": (None,),
+        "conversation": (None,),
+        "prompt": (None,),
+        "background": (None, False),
+        "context_management": (None, []),
+    }
+    also_ignored: ClassVar[frozenset[str]] = frozenset({"max_tool_calls", "reasoning", "truncation"})
+
+    model: str
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    instructions: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: dict[str, Any] | None = None
+    preread: PrereadOptions | None = None
+
+    def check(self) -> None:
+        """Refuse what would change the answer and is not served. Raises BadParameter."""
+        for name, value in (self.model_extra or {}).items():
+            if name in self.not_served:
+                if value not in self.not_served[name]:
+                    message = f"{name} is not served: send the whole conversation as input"
+                    raise BadParameter(name, message, "unsupported_parameter")
+            elif name not in IGNORED | self.also_ignored:
+                raise unknown_parameter(name, name, [*type(self).model_fields, *self.not_served])
+
+    def chat(self) -> ChatBody:
+        """The same as a chat request. Raises BadParameter."""
+        turns = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self._turns(self.input)
+        if self.instructions:
+            turns.insert(0, {"role": "system", "content": self.instructions})
+        given: dict[str, Any] = {
+            "model": self.model,
+            "messages": turns,
+            "tools": self.tools,
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_output_tokens,
+            "metadata": self.metadata,
+            "response_format": self._format(),
+            "logprobs": self.wants(LOGPROBS) or None,
+            "top_logprobs": self.top_logprobs if self.wants(LOGPROBS) else None,
+            "preread": self.preread,
+        }
+        try:
+            return ChatBody.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])).replace("messages", "input", 1)
+            raise BadParameter(where, f"{where}: {first['msg']}") from error
+
+    def wants(self, name: str) -> bool:
+        return name in (self.include or ())
+
+    def _turns(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        turns: list[dict[str, Any]] = []
+        for number, item in enumerate(items):
+            kind = item.get("type", "message")
+            if kind == "message":
+                turns.append({"role": item.get("role"), "content": item.get("content")})
+            elif kind == "function_call":
+                function = {name: item.get(name) for name in ("name", "arguments")}
+                if not (turns and "tool_calls" in turns[-1]):
+                    turns.append({"role": "assistant", "content": None, "tool_calls": []})
+                turns[-1]["tool_calls"].append({"id": str(item.get("call_id")), "function": function})
+            elif kind == "function_call_output":
+                turns.append({"role": "tool", "content": item.get("output")})
+            elif kind not in PASSED_OVER:
+                raise BadParameter(f"input.{number}.type", f"input items of type {kind!r} are not served")
+        if not turns:
+            raise BadParameter("input", "there is no message in the input")
+        return turns
+
+    def _format(self) -> dict[str, Any] | None:
+        form = self.text.format if self.text else None
+        if form is None or form.get("type") != "json_schema":
+            return form
+        return {"type": "json_schema", "json_schema": form}

@@ -1,0 +1,54 @@
+"""/v1/uploads: a file in parts, each no larger than an upload may be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, UploadFile
+from pydantic import BaseModel, Field
+
+from serving.api.access import Parts, Writer
+from serving.api.errors import BadParameter
+from serving.api.files import PURPOSES
+from serving.doors import uploads
+
+router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+MAX_BYTES = 8 << 30  # OpenAI's
+MAX_PARTS = 10_000
+
+
+class UploadBody(BaseModel):
+    filename: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+    bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)]
+    purpose: str
+    mime_type: str
+    expires_after: dict[str, Any] | None = None
+
+
+class CompleteBody(BaseModel):
+    part_ids: Annotated[list[str], Field(max_length=MAX_PARTS)]
+    md5: Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{32}$")] | None = None
+
+
+@router.post("")
+def create_upload(parts: Parts, who: Writer, body: UploadBody) -> dict[str, Any]:
+    if body.purpose not in PURPOSES:
+        raise BadParameter("purpose", f"purpose is one of {', '.join(PURPOSES)}")
+    if body.expires_after is not None:
+        raise BadParameter("expires_after", "files do not expire here: delete the file when it is done")
+    return uploads.create(parts, who, body.filename, body.bytes, body.purpose)
+
+
+@router.post("/{upload_id}/parts")
+def add_upload_part(parts: Parts, who: Writer, upload_id: str, data: Annotated[UploadFile, File()]) -> dict[str, Any]:
+    return uploads.add_part(parts, who, upload_id, data.file)
+
+
+@router.post("/{upload_id}/complete")
+def complete_upload(parts: Parts, who: Writer, upload_id: str, body: CompleteBody) -> dict[str, Any]:
+    return uploads.complete(parts, who, upload_id, body.part_ids, body.md5)
+
+
+@router.post("/{upload_id}/cancel")
+def cancel_upload(parts: Parts, who: Writer, upload_id: str) -> dict[str, Any]:
+    return uploads.cancel(parts, who, upload_id)

@@ -1,0 +1,97 @@
+"""What the model may say next: an answer held to a JSON Schema, token by token (llguidance), and the bytes of tokens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+
+from precompute.reader import Reader
+from serving.engine.types import Shape
+from storage.errors import PrereadError, UserError
+
+# One way to write what the schema leaves open: a small model could fill its whole answer with blanks between two tokens.
+LAYOUT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Constraint:
+    """One answer's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [vocab] with -inf where a token would leave the grammar. Raises PrereadError."""
+        allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        self._refuse_errors()
+        refused = torch.from_numpy(allowed[: len(logits)] == 0).to(logits.device)
+        return logits.masked_fill(refused, -torch.inf)
+
+    def took(self, token: int) -> None:
+        """`token` was said. Raises PrereadError."""
+        self._matcher.consume_token(token)
+        self._refuse_errors()
+
+    @property
+    def complete(self) -> bool:
+        """Nothing more can follow."""
+        return self._matcher.is_stopped()
+
+    def _refuse_errors(self) -> None:
+        if self._matcher.is_error():
+            raise PrereadError("the answer's schema is too much for the grammar's limits", code="schema_too_complex")
+
+
+class Guide:
+    """Over one reader's tokens. The table of them is made at first use, which may take a second."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._made: LLTokenizer | None = None
+
+    @property
+    def _tokens(self) -> LLTokenizer:
+        with self._lock:
+            if self._made is None:
+                size = int(self._reader.config.get_text_config().vocab_size)
+                ends = sorted(self._reader.stop_ids)
+                self._made = from_tokenizer(self._reader.tokenizer.template, n_vocab=size, eos_token=ends)
+            return self._made
+
+    def check(self, shape: Shape) -> None:
+        """Raises UserError for a schema that cannot be served."""
+        problem = LLMatcher.validate_grammar(_grammar(shape), self._tokens)
+        if problem:
+            reason = problem.splitlines()[0].rpartition("failed to compile JSON schema: ")[2]
+            raise UserError(f"This JSON schema is not served: {reason}", code="invalid_json_schema")
+
+    def constraint(self, shape: Shape) -> Constraint:
+        """For one answer."""
+        return Constraint(LLMatcher(self._tokens, _grammar(shape), log_level=0))
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token stands for, not always whole characters; of a control marker, its name."""
+        if self._tokens.is_special_token(token):
+            return str(self._reader.tokenizer.template.convert_ids_to_tokens(token)).encode()
+        return bytes(self._tokens.decode_bytes([token]))
+
+
+def _grammar(shape: Shape) -> str:
+    """llguidance's grammar. Raises UserError for what is no schema."""
+    try:
+        schema = json.dumps(_laid_out(shape.schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError("the schema is not JSON", code="invalid_json_schema") from error
+    before, after = (f"{json.dumps(text)} " if text else "" for text in (shape.before, shape.after))
+    return LLMatcher.grammar_from_lark(f"start: {before}value {after}\nvalue: %json {schema}\n")
+
+
+def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**schema, "x-guidance": LAYOUT}
