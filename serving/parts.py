@@ -307,9 +307,11 @@ class Wiring(StorageParts):
 
     @cached_property
     def api(self) -> ApiParts:
+        from retrieval.known import KnownText
         from retrieval.search import Retriever
         from serving.api.parts import ApiParts
 
+        reader = self.reader
         return ApiParts(
             settings=self.settings,
             catalogue=self.catalogue,
@@ -319,6 +321,7 @@ class Wiring(StorageParts):
             retriever=Retriever(self.catalogue, self.index, self.embedder, self.reranker),
             embedder=self.embedder,
             reranker=self.reranker,
+            known=None if reader.full_prefill_reason else KnownText(self.catalogue, reader.tokenizer.encode),
             engine=self.engine,
             done_hash=lambda *what: self.pipeline.done_hash(*what),
             ring=self.ring,

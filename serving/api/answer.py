@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -120,8 +120,12 @@ async def begin(
         before = time.perf_counter()
         chunks, emphasis = await to_thread.run_sync(_retrieve, parts, who, ids, messages, body)
         answer.retrieval_ms = 1000 * (time.perf_counter() - before)
+    asked = _generate_request(parts, body, messages, chunks, emphasis)
+    if not named:
+        known = await to_thread.run_sync(search.known, parts, who, messages, asked.method)
+        asked = replace(asked, known=known, scope=who.scope)
     if chunks or not named:
-        answer.generation = parts.engine.submit(_generate_request(parts, body, messages, chunks, emphasis))
+        answer.generation = parts.engine.submit(asked)
     return answer
 
 
