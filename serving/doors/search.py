@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from retrieval.neighbours import in_reading_order
 from serving.api.parts import ApiParts
 from serving.auth import Principal
-from serving.blend.methods import parse_method
 from serving.doors import corpora, files
 from serving.engine.types import Message
 from storage.catalogue.schema import ChunkRow, Document, DocumentVersion, VersionChunk
@@ -42,7 +41,7 @@ def chunks(
 
 def known(parts: ApiParts, who: Principal, messages: Sequence[Message], method: str) -> tuple[RetrievedChunk, ...]:
     """Stored chunks that may stand in the messages themselves; none where no stored KV is asked for."""
-    if parts.known is None or not parse_method(method).uses_stored:
+    if parts.known is None or method == "full":
         return ()
     texts = [message.content for message in messages]
     return parts.known.find(texts, tenant_id=who.tenant_id, corpora=who.corpora, principals=who.names)

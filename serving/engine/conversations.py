@@ -89,7 +89,7 @@ class Conversations:
     def recall(self, scope: str, plan: PromptPlan) -> Recalled:
         """What is at hand of a plain prompt; never its last token, whose logits are asked for."""
         prefix, moved = list(self._prefix(scope, plan)), []
-        for turn in plan.turns:
+        for turn in plan.turns[:-1]:  # the last one is what is asked, and reads all that stands before it now
             start = prefix[-1].end if prefix else 0
             piece = self._moved(scope, plan, turn) if turn.end > start else None
             if piece is not None:
