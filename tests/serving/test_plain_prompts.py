@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from fixtures_models import FAMILIES, Models
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +18,13 @@ from precompute.frame import Turn
 from precompute.gate import check_model
 from precompute.reader import Reader
 from serving.blend.assembly import Segment, assemble
-from serving.blend.methods import parse_method
-from serving.engine.conversations import Recalled
+from serving.blend.methods import default, parse_method
+from serving.engine.conversations import KeptTurn, Recalled
 from serving.engine.plain import plain_segments
 from serving.passages import find_passages
 from storage.anchors import SHORTEST
 from storage.kvstore import KVStore
+from storage.types import KVRecord
 
 AROUND = f"Read this:\n\n{HARBOUR}\n\nand this:\n{BEES}\n\n{QUESTION}"
 
@@ -110,6 +112,38 @@ def test_of_two_chunks_with_the_same_text_the_one_with_kv_is_used(plain: PlainSi
     pending = stored_chunk(plain.reader, 0, BEES, stored=False)
     report = plain.ask(AROUND, known=(pending, plain.chunks[1])).report
     assert [r.chunk_id for r in report.reused] == [1]
+
+
+def test_a_source_that_stalls_is_not_waited_for(tiny_models: Models, tmp_path: Path) -> None:
+    site = PlainSite(tiny_models.reader("llama"), tmp_path / "kv", patience_s=0.01)
+    site.objects.gate.clear()
+    outcome = site.ask(AROUND)
+    site.objects.gate.set()
+    assert {n.reason for n in outcome.report.not_reused} == {"slow"}
+    assert outcome.report.tokens_computed == outcome.prompt_tokens
+    assert outcome.text == site.ask(AROUND, method="full").text
+    site.engine.close()
+
+
+def test_each_token_has_the_kv_of_its_own_place_in_the_chunk(
+    tiny_models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the beginning that an earlier prompt shares ends within the chunk."""
+    monkeypatch.setattr(default, "SHARE", 0.0)
+    site = PlainSite(tiny_models.reader("llama"), tmp_path / "kv", blended_bytes=64 << 20)
+    site.ask(f"Read: {HARBOUR[:60]}", known=())
+    report = site.ask(f"Read: {HARBOUR} {QUESTION}").report
+    site.engine.close()
+    [found] = report.in_text
+    cut = len(site.chunks[0].token_ids) - found.tokens
+    assert (found.position, cut > 5) == (report.tokens_prefix, True)
+    stored = KVStore(site.objects).get(str(site.chunks[0].kv_key), site.reader.profile)
+    assert isinstance(stored, KVRecord)
+    [turn] = [e for e in site.engine._blended._entries.values() if isinstance(e, KeptTurn) and len(e.ids) > 100]
+    at = found.position - turn.start
+    assert torch.equal(turn.kv[:, 1, :, at : at + found.tokens], stored.kv[:, 1, :, cut:])
+    placed = site.reader.rope.place(stored.kv[:, 0, :, cut:], torch.arange(found.position, found.position + found.tokens))
+    assert close(turn.kv[:, 0, :, at : at + found.tokens], placed)
 
 
 # --- hostile near-matches ---------------------------------------------------------------------------------------------
