@@ -239,6 +239,25 @@ def trace(
 
 
 @app.command()
+def agent(
+    trace: Annotated[Path | None, typer.Option(help="A recorded trace. Default: that of samples/.", exists=True)] = None,
+    turns: Annotated[int, typer.Option(help="Requests to replay, from the first on.")] = 1000,
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """An agent's plain prompts: what is reused of them, beside prefix caching and full prefill."""
+    from bench.agent import TRACE, run
+
+    record = run(
+        trace=trace or TRACE, turns=turns, out=out, workdir=workdir, model=model, device=device, dtype=dtype
+    )
+    print(json.dumps({name: record[name] for name in ("trace", "model", "total")}))
+
+
+@app.command()
 def parse(
     path: Annotated[Path | None, typer.Argument(help="Folder of files; default: generated ones.", exists=True)] = None,
     megabytes: Annotated[float, typer.Option(help="Generated of each kind.")] = 4.0,

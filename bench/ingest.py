@@ -49,7 +49,7 @@ def run(
     """Run over the folder twice; the figures, which are also written to `out`."""
     shutil.rmtree(workdir / "ingest", ignore_errors=True)
     settings = Settings(
-        data_dir=workdir / "ingest", model=model or _embedded(workdir), device=device, dtype=dtype
+        data_dir=workdir / "ingest", model=model or embedded(workdir), device=device, dtype=dtype
     )
     wiring = Wiring(settings)
     try:
@@ -60,7 +60,8 @@ def run(
     return record
 
 
-def _embedded(workdir: Path) -> str:
+def embedded(workdir: Path) -> str:
+    """The embedded model's folder under the workdir."""
     from precompute.embedded import embedded_model
 
     return str(embedded_model(workdir / "models"))
@@ -70,7 +71,7 @@ def _measure(wiring: Wiring, path: Path, prompt_tokens: int) -> dict[str, Any]:
     if wiring.reader.full_prefill_reason:
         raise UserError(f"no KV is compiled for this model: {wiring.reader.full_prefill_reason}")
     _warm(wiring)
-    files = _upload(wiring, path)
+    files = upload(wiring, path)
     plain = PlainPrefill(wiring.reader, prompt_tokens)
     first = Run(wiring, files)
     first.ingest()
@@ -188,7 +189,7 @@ class Run:
         return str(self._view["status"])
 
 
-def _upload(wiring: Wiring, path: Path) -> dict[str, tuple[str, str]]:
+def upload(wiring: Wiring, path: Path) -> dict[str, tuple[str, str]]:
     """The folder's documents as stored files: path -> (file id, sha256)."""
     now = time.time()
     with wiring.catalogue.write() as session:

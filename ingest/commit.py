@@ -14,6 +14,7 @@ from ingest.jobs import lock_job
 from ingest.leases import finish
 from ingest.purge import owe, release
 from ingest.types import SearchIndex
+from storage.anchors import anchors_of
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, JobFile
 from storage.keys import token_bytes
 from storage.types import Chunk, indexed_text
@@ -116,6 +117,7 @@ def drop_chunks(session: Session, index: SearchIndex, document_ids: Sequence[str
 
 
 def _chunk_row(document: Document, chunk: Chunk, key: str | None) -> ChunkRow:
+    head, tail = anchors_of(chunk.token_ids) or (None, None)
     return ChunkRow(
         document_id=document.id,
         corpus_id=document.corpus_id,
@@ -131,4 +133,6 @@ def _chunk_row(document: Document, chunk: Chunk, key: str | None) -> ChunkRow:
         line_start=chunk.line_start,
         line_end=chunk.line_end,
         kv_key=key,
+        head=head,
+        tail=tail,
     )

@@ -24,7 +24,8 @@ from storage.errors import UserError
 BATCH = 50  # generations per transaction
 MOST = 1000
 _UNITS = {"h": 3600.0, "d": 86400.0}
-_CHUNK = [c.key for c in ChunkRow.__table__.columns if c.key not in ("id", "document_id", "corpus_id", "tenant_id")]
+_OWN = ("id", "document_id", "corpus_id", "tenant_id", "head", "tail")  # plain prompts hold current text
+_CHUNK = [c.key for c in ChunkRow.__table__.columns if c.key not in _OWN]
 
 
 @dataclass(frozen=True)

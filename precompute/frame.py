@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from jinja2.exceptions import TemplateError
 
@@ -67,10 +68,14 @@ class PromptFormat:
         spoken = [t for t in turns if t.role != "system"]
         _, after = self._around_documents(tuple(t.role for t in spoken))
         ids = self._tokenizer.encode(f"\n\n{system}" if system else "\n")
-        return [*ids, *self._fill(after, [t.content for t in spoken])]
+        return [*ids, *chain.from_iterable(self._pieces(after, [t.content for t in spoken]))]
 
     def plain(self, turns: Sequence[Turn]) -> list[int]:
         """Ids of a prompt without documents."""
+        return list(chain.from_iterable(self.plain_pieces(turns)))
+
+    def plain_pieces(self, turns: Sequence[Turn]) -> list[list[int]]:
+        """Those ids in pieces: the template's, a text's, the template's, a text's, and so on to the template's end."""
         try:
             rendered = self._render_marks(turns)
         except TemplateError:
@@ -84,7 +89,7 @@ class PromptFormat:
         if not rendered:
             with _refusals_told():
                 rendered = self._render_marks(turns)
-        return self._fill(rendered, [t.content for t in turns])
+        return self._pieces(rendered, [t.content for t in turns])
 
     def _render_marks(self, turns: Sequence[Turn]) -> str:
         return self._render([(t.role, _MARK.format(i)) for i, t in enumerate(turns)])
@@ -111,10 +116,9 @@ class PromptFormat:
         messages = [{"role": role, "content": content} for role, content in turns]
         return str(self._tokenizer.template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
-    def _fill(self, rendered: str, contents: Sequence[str]) -> list[int]:
-        ids: list[int] = []
+    def _pieces(self, rendered: str, contents: Sequence[str]) -> list[list[int]]:
+        pieces: list[list[int]] = []
         for i, content in enumerate(contents):
             before, _, rendered = rendered.partition(_MARK.format(i))
-            ids += self._tokenizer.encode_control(before)
-            ids += self._tokenizer.encode(content)
-        return ids + self._tokenizer.encode_control(rendered)
+            pieces += [self._tokenizer.encode_control(before), self._tokenizer.encode(content)]
+        return [*pieces, self._tokenizer.encode_control(rendered)]

@@ -193,7 +193,7 @@ class Retriever:
         if ask.neighbours and ask.token_budget is not None:
             with ask.stages.of("neighbours"):
                 chosen = with_neighbours(session, FOUND, chosen, ask.token_budget)
-        return [_retrieved(row, score) for row, score in chosen]
+        return [retrieved(row, score) for row, score in chosen]
 
     def _lists(
         self, session: Session, ask: Ask, corpora: list[str], rules: Rules | None, depth: int
@@ -307,7 +307,8 @@ def _choose(rows: Iterable[tuple[Row[Any], float]], ask: Ask) -> list[tuple[Row[
     return chosen
 
 
-def _retrieved(row: Row[Any], score: float) -> RetrievedChunk:
+def retrieved(row: Row[Any], score: float) -> RetrievedChunk:
+    """A chunk made of its row, which has the columns FOUND."""
     return RetrievedChunk(
         chunk_id=row.id,
         document_id=row.document_id,

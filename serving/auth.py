@@ -73,6 +73,11 @@ class Principal:
         """What a document's access list knows it by."""
         return self.principals | ({self.key_id} if self.key_id else set())
 
+    @property
+    def scope(self) -> str:
+        """Whose conversations are kept together: never those of two keys."""
+        return repr((self.tenant_id, sorted(self.names)))
+
     def sees(self, corpus_id: str | None) -> bool:
         """Whether a corpus of its own tenant is within the key's restriction."""
         return self.corpora is None or corpus_id in self.corpora

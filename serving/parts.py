@@ -307,6 +307,7 @@ class Wiring(StorageParts):
 
     @cached_property
     def api(self) -> ApiParts:
+        from retrieval.known import KnownText
         from retrieval.search import Retriever
         from serving.api.parts import ApiParts
         from serving.limits import Limiter
@@ -314,6 +315,7 @@ class Wiring(StorageParts):
         from serving.oidc_file import read_oidc
 
         oidc = self.settings.oidc_file
+        reader = self.reader
         return ApiParts(
             settings=self.settings,
             catalogue=self.catalogue,
@@ -323,6 +325,7 @@ class Wiring(StorageParts):
             retriever=Retriever(self.catalogue, self.index, self.embedder, self.reranker),
             embedder=self.embedder,
             reranker=self.reranker,
+            known=None if reader.full_prefill_reason else KnownText(self.catalogue, reader.tokenizer.encode),
             engine=self.engine,
             done_hash=lambda *what: self.pipeline.done_hash(*what),
             ring=self.ring,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 from precompute.frame import PromptFormat, Turn
 from serving.engine.types import Message
@@ -12,19 +13,49 @@ from storage.types import RetrievedChunk
 
 
 @dataclass(frozen=True)
+class Passage:
+    """Where a chunk stands in a prompt: its tokens from number `skip` on, at [start, end)."""
+
+    chunk: RetrievedChunk
+    start: int
+    end: int
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class TurnSpan:
+    """A turn of a plain prompt: what the template puts before its text, [start, text), and its text, [text, end)."""
+
+    start: int
+    text: int
+    end: int
+
+
+@dataclass(frozen=True)
 class PromptPlan:
-    """frame | (label, chunk)* | tail. Without chunks the prompt is `tail` alone, with no frame."""
+    """frame | (label, chunk)* | tail. A plain prompt is `tail` alone, with no frame: `turns`, one behind the other, and
+    the cue for the answer."""
 
     frame: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
     chunks: tuple[RetrievedChunk, ...]
     tail: tuple[int, ...]
+    turns: tuple[TurnSpan, ...] = ()
 
     @property
     def tokens(self) -> int:
         return (
             len(self.frame) + sum(map(len, self.labels)) + sum(len(c.token_ids) for c in self.chunks) + len(self.tail)
         )
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        """Where the chunks stand."""
+        found, at = [], len(self.frame)
+        for label, chunk in zip(self.labels, self.chunks, strict=True):
+            start, at = at + len(label), at + len(label) + len(chunk.token_ids)
+            found.append(Passage(chunk, start, at))
+        return tuple(found)
 
 
 def plan_prompt(
@@ -63,7 +94,10 @@ def _too_long(tokens: int, max_tokens: int, max_model_len: int) -> UserError:
 
 def _plan(fmt: PromptFormat, turns: Sequence[Turn], chunks: Sequence[RetrievedChunk], grounded: bool) -> PromptPlan:
     if not grounded:
-        return PromptPlan((), (), (), tuple(fmt.plain(turns)))
+        pieces = fmt.plain_pieces(turns)
+        ends = [0, *accumulate(map(len, pieces))]
+        spans = tuple(TurnSpan(*ends[i : i + 3]) for i in range(0, len(pieces) - 1, 2))
+        return PromptPlan((), (), (), tuple(chain.from_iterable(pieces)), spans)
     labels = tuple(tuple(fmt.label(n)) for n in range(1, len(chunks) + 1))
     return PromptPlan(tuple(fmt.frame), labels, tuple(chunks), tuple(fmt.tail(turns)))
 

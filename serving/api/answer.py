@@ -205,7 +205,8 @@ async def begin(parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBod
     ids = await to_thread.run_sync(corpora.resolve, parts, who, named) if named else ()
     answer = Answer(
         body.model, str(request.base_url), metrics, [], partial(search.still_there, parts, who),
-        partial(parts.meter.note, who.tenant_id, ids), refuses=needs_context or asked.shape is not None, logprobs=bool(body.logprobs),
+        partial(parts.meter.note, who.tenant_id, ids),
+        refuses=needs_context or asked.shape is not None, logprobs=bool(body.logprobs),
     )  # fmt: skip
     search_for = bool(ids) and not body.is_housekeeping()
     if search_for:
@@ -218,6 +219,9 @@ async def begin(parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBod
     if offered is not None:
         messages = tools.with_rules(messages, offered)
     asked = replace(asked, messages=messages, chunks=chunks, emphasis=emphasis)
+    if not named:
+        known = await to_thread.run_sync(search.known, parts, who, messages, asked.method)
+        asked = replace(asked, known=known, scope=who.scope)
     await submit(parts, answer, [replace(asked, **body.sampling(number)) for number in range(body.n or 1)], offered)
     return answer
 

@@ -153,7 +153,7 @@ def _keyed(path: str) -> bool:
 
 
 class Authentication:
-    """Nothing under /v1, nor Dify's /retrieval, is reached without a good key or login, nor its body read; routes only ask for a scope."""
+    """Nothing under /v1, nor Dify's /retrieval, is reached without a good key or login, nor its body read."""
 
     def __init__(self, app: ASGIApp, parts: ApiParts) -> None:
         self.app = app

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ingest.deletes import Deleter
 from ingest.sources.types import Reach
 from ingest.sync import DoneHash
+from retrieval.known import KnownText
 from retrieval.reranker import Reranker
 from retrieval.search import Retriever
 from serving.engine.types import Engine
@@ -56,3 +57,4 @@ class ApiParts:
     check_engine: Callable[[], None] = _well
     parent: ParentSite | None = None
     reranker: Reranker | None = None
+    known: KnownText | None = None  # None: the model is not blended

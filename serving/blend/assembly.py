@@ -12,15 +12,17 @@ from precompute.reader import Reader
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of prompt tokens. `kv`: position-free stored KV [layers, 2, kv_heads, tokens, head_dim], or None: to be
-    computed. `kind`: frame | label | chunk | tail. `weights` [tokens]: emphasis, see `_steering`; None: 1 throughout.
-    `best`: the chunk that retrieval ranks first."""
+    """A run of prompt tokens. `kv`: stored KV [layers, 2, kv_heads, tokens, head_dim], or None: to be computed. `kind`: frame |
+    prefix (a start that was computed for another prompt, and stays as it is) | label | chunk | turn | tail. `weights`
+    [tokens]: emphasis, see `_steering`; None: 1 throughout. `best`: the chunk that retrieval ranks first. `at`: the position
+    at which the K of `kv` stands; None: it is free of position."""
 
     kind: str
     ids: tuple[int, ...]
     kv: torch.Tensor | None = None
     weights: tuple[float, ...] | None = None
     best: bool = False
+    at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,11 @@ class Steering:
 class Assembly:
     """`kv` [layers, 2, kv_heads, capacity, head_dim] holds rotated K; slots nobody wrote are NaN.
 
-    ids [tokens]; `spans`: [start, end) of every chunk or label with stored KV, in prompt order; `fresh`: positions without
+    ids [tokens]; `spans`: [start, end) of every chunk, turn or label with stored KV, in prompt order; `fresh`: positions without
     KV; `computed`: how many had none and have been computed already (see `late`);
     `anchors`: the first token of every label with stored KV; `best`: positions of the chunk that retrieval ranks first, if
-    that is known and has stored KV; `tail_start`: where the caller's text begins."""
+    that is known and has stored KV; `tail_start`: where the caller's text begins, in a plain prompt where the question is
+    taken to begin."""
 
     kv: torch.Tensor
     ids: torch.Tensor
@@ -51,6 +54,7 @@ class Assembly:
     recomputed_token_layers: int = 0
     computed: int = 0
     steering: Steering | None = None
+    plain: bool = False  # neither frame nor labels: the caller's own messages
 
     @property
     def tokens(self) -> int:
@@ -89,8 +93,9 @@ def assemble(reader: Reader, segments: Sequence[Segment], extra: int, *, stored_
             kv[:, :, :, at:end] = torch.nan
             fresh.append(torch.arange(at, end, device=reader.device))
         else:
-            place_chunk(reader, kv, segment.kv, at)
-            spans.append((at, end))
+            place_chunk(reader, kv, segment.kv, at, segment.at)
+            if segment.kind != "prefix":
+                spans.append((at, end))
             if segment.kind == "label":
                 anchors.append(at)
             if segment.best:
@@ -100,19 +105,6 @@ def assemble(reader: Reader, segments: Sequence[Segment], extra: int, *, stored_
     at_labels, at_best = (torch.tensor([*p], dtype=torch.long, device=reader.device) for p in (anchors, best))
     steering = _steering(segments, kv, tail_start)
     return Assembly(kv, ids, torch.cat(fresh), spans, at_labels, at_best, tail_start, steering=steering)
-
-
-@torch.inference_mode()
-def resume(reader: Reader, segments: Sequence[Segment], before: torch.Tensor, extra: int) -> Assembly:
-    """A prompt whose start is blended already: `before` [layers, 2, kv_heads, tokens, head_dim] holds all but the tail, K
-    at its position."""
-    start, total = before.shape[3], sum(len(s.ids) for s in segments)
-    kv = reader.buffer(total + extra)
-    kv[:, :, :, :start] = before
-    kv[:, :, :, start:] = torch.nan
-    ids = torch.tensor([i for s in segments for i in s.ids], device=reader.device)
-    fresh = torch.arange(start, total, device=reader.device)
-    return Assembly(kv, ids, fresh, [], fresh[:0], fresh[:0], start, steering=_steering(segments, kv, start))
 
 
 def _steering(segments: Sequence[Segment], kv: torch.Tensor, tail_start: int) -> Steering | None:
@@ -136,9 +128,14 @@ def _with_label_kv(reader: Reader, segments: Sequence[Segment]) -> list[Segment]
     return [replace(s, kv=found.get(i, s.kv)) for i, s in enumerate(segments)]
 
 
-def place_chunk(reader: Reader, kv: torch.Tensor, chunk: torch.Tensor, at: int) -> None:
-    """Write a chunk's position-free KV into the buffer at position `at`."""
+def place_chunk(reader: Reader, kv: torch.Tensor, chunk: torch.Tensor, at: int, stands: int | None = None) -> None:
+    """Write KV into the buffer at position `at`. Its K `stands` at a position, or (None) is free of position."""
     end = at + chunk.shape[3]
-    positions = torch.arange(at, end, device=reader.device)
-    reader.rope.place(chunk[:, 0], positions, out=kv[:, 0, :, at:end])
     kv[:, 1, :, at:end] = chunk[:, 1]
+    if stands == at:
+        kv[:, 0, :, at:end] = chunk[:, 0]
+        return
+    positions, k = torch.arange(at, end, device=reader.device), chunk[:, 0]
+    if stands is not None:  # both rotations in fp32: K is rounded once
+        k = reader.rope.unplace(k.float(), positions - at + stands)
+    reader.rope.place(k, positions, out=kv[:, 0, :, at:end])

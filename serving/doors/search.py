@@ -12,6 +12,7 @@ from retrieval.neighbours import in_reading_order
 from serving.api.parts import ApiParts
 from serving.auth import Principal
 from serving.doors import corpora, files
+from serving.engine.types import Message
 from storage.catalogue.schema import ChunkRow, Document, DocumentVersion, VersionChunk
 from storage.types import RetrievedChunk
 
@@ -40,6 +41,14 @@ def chunks(
         score_threshold=threshold,
     )
     return tuple(in_reading_order(found))
+
+
+def known(parts: ApiParts, who: Principal, messages: Sequence[Message], method: str) -> tuple[RetrievedChunk, ...]:
+    """Stored chunks that may stand in the messages themselves; none where no stored KV is asked for."""
+    if parts.known is None or method == "full":
+        return ()
+    texts = [message.content for message in messages]
+    return parts.known.find(texts, tenant_id=who.tenant_id, corpora=who.corpora, principals=who.names)
 
 
 def still_there(parts: ApiParts, who: Principal, chunks: Sequence[RetrievedChunk]) -> frozenset[int]:

@@ -1,74 +1,94 @@
-"""The blended start of recent prompts, kept in memory: a conversation's next turn over the same chunks computes its own
-text only."""
+"""KV of recent prompts, kept in memory within a budget: the blended start of grounded ones, and the turns of plain ones."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
-Key = tuple[str, ...]  # KV key of every chunk, sorted
+
+@dataclass(frozen=True)
+class Kept:
+    """`kv` [layers, 2, kv_heads, tokens, head_dim] with K at its position. `chunks`: the KV keys of all stored chunks that
+    it has seen. `names`: what it may be looked up by besides its own key."""
+
+    kv: torch.Tensor
+    chunks: frozenset[str]
+    names: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True)
-class Blended:
-    """Frame, labels and chunks of a prompt, `kv` [layers, 2, kv_heads, tokens, head_dim] with K at its position.
+class Blended(Kept):
+    """Frame, labels and chunks of a grounded prompt. `order`: the KV keys of its chunks as they stand in it."""
 
-    `order`: the KV keys of its chunks as they stand in it."""
-
-    kv: torch.Tensor
-    order: tuple[str, ...]
+    order: tuple[str, ...] = ()
 
 
 class BlendedCache:
-    """The most recently used ones, up to `max_bytes` in all. Safe to share between threads.
+    """The most recently used entries, up to `max_bytes` in all. Safe to share between threads.
 
-    The next question may rank the same chunks in another order; that is no reason to blend them again, so an entry is found
-    by their set, and the prompt keeps its order.
-    A KV key is an HMAC under its sharing group's secret, so that an entry is found by those only who may read all of its
-    chunks."""
+    A grounded prompt's key is the set of its chunks' KV keys: the next question may rank the same chunks in another order,
+    which is no reason to blend them again, so the prompt keeps its order. A KV key is an HMAC under its sharing group's
+    secret, so that an entry is found by those only who may read all of its chunks. For turns see `conversations`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[Key, Blended] = OrderedDict()
+        self._entries: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._named: dict[Hashable, dict[Hashable, None]] = {}  # name → keys, the latest last
+        self._bytes = 0
         self._lock = threading.Lock()
         self.forgotten = 0  # calls of `forget`: what was begun before one is not kept after it
 
-    def get(self, key: Key) -> Blended | None:
+    def get(self, key: Hashable) -> Kept | None:
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
-    def put(self, key: Key, kv: torch.Tensor, order: tuple[str, ...], forgotten: int) -> None:
+    def named(self, name: Hashable) -> list[Kept]:
+        """All entries of this name, the latest first; none counts as used."""
+        with self._lock:
+            return [self._entries[key] for key in reversed(self._named.get(name, {}))]
+
+    def put(self, key: Hashable, entry: Kept, forgotten: int) -> None:
         """Keep a copy, at the cost of those not used for longest. What is larger than all room is not kept, nor what was begun
         when `forgotten` was another."""
-        if kv.nbytes > self._max_bytes or forgotten != self.forgotten:
+        if entry.kv.nbytes > self._max_bytes or forgotten != self.forgotten:
             return
-        entry = Blended(kv.clone(), order)
+        entry = replace(entry, kv=entry.kv.clone())
         with self._lock:
             if forgotten != self.forgotten:
                 return
+            self._drop(key)
             self._entries[key] = entry
-            self._entries.move_to_end(key)
-            while self._bytes() > self._max_bytes:
-                self._entries.popitem(last=False)
+            self._bytes += entry.kv.nbytes
+            for name in entry.names:
+                self._named.setdefault(name, {})[key] = None
+            while self._bytes > self._max_bytes:
+                self._drop(next(iter(self._entries)))
 
     def keys(self) -> set[str]:
         """The KV keys of all chunks in it."""
         with self._lock:
-            return {key for chunks in self._entries for key in chunks}
+            return {key for entry in self._entries.values() for key in entry.chunks}
 
     def forget(self, kv_keys: Iterable[str]) -> None:
-        """Drop what holds any of these chunks: they were deleted."""
+        """Drop what has seen any of these chunks: they were deleted."""
         gone = set(kv_keys)
         with self._lock:
             self.forgotten += 1
-            for key in [key for key in self._entries if not gone.isdisjoint(key)]:
-                del self._entries[key]
+            for key in [key for key, entry in self._entries.items() if not gone.isdisjoint(entry.chunks)]:
+                self._drop(key)
 
-    def _bytes(self) -> int:
-        return sum(entry.kv.nbytes for entry in self._entries.values())
+    def _drop(self, key: Hashable) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        self._bytes -= entry.kv.nbytes
+        for name in entry.names:
+            self._named[name].pop(key)
+            if not self._named[name]:
+                del self._named[name]

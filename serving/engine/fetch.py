@@ -40,7 +40,7 @@ class Fetcher:
     def submit(self, generation: TorchGeneration) -> None:
         """Patience begins here, also where all threads wait for a source that has stalled."""
         handing = _Handing(generation, self._ready)
-        chunks = [chunk for chunk in generation.plan.chunks if generation.arrivals.awaits(chunk.kv_key)]
+        chunks = [p.chunk for p in generation.passages if generation.arrivals.awaits(p.chunk.kv_key)]
         if not chunks:
             handing.over()
             return

@@ -9,15 +9,17 @@ from typing import Protocol
 import torch
 
 from precompute.reader import Reader
-from serving.blend.assembly import Segment, assemble, resume
+from serving.blend.assembly import Segment, assemble
 from serving.blend.late import Awaited, Late
 from serving.blend.methods import Method
 from serving.blend.methods.reuse import Reuse
 from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended
+from serving.engine.conversations import Recalled
+from serving.engine.plain import note_plain, plain_segments
 from serving.engine.sessions import BlendSession, PlainSession, Session
 from serving.engine.types import ChunkNotReused, ChunkReused, Emphasis, GenerateRequest, Report
-from serving.prompt import PromptPlan
+from serving.prompt import Passage, PromptPlan
 from storage.types import KVRecord, Miss, RetrievedChunk
 
 Records = Mapping[str, KVRecord | Miss]
@@ -25,14 +27,17 @@ SLOW = "slow"  # computing was faster than the source
 
 
 class Asked(Protocol):
-    """What is known of a request when its session is opened. `blended`: all that stands before the caller's text.
-    `arrivals`: what has been fetched, and what is being fetched still; `reasons`: by KV key, why it could not be used."""
+    """What is known of a request when its session is opened. `passages`: the chunks that are to be blended; `blended`: all that
+    stands before the caller's text; `recalled`: what is at hand of a plain prompt. `arrivals`: what has been fetched, and
+    what is being fetched still; `reasons`: by KV key, why it could not be used."""
 
     request: GenerateRequest
     plan: PromptPlan
     method: Method
     report: Report
+    passages: tuple[Passage, ...]
     blended: Blended | None
+    recalled: Recalled
     arrivals: Arrivals
     reasons: dict[str, str]
 
@@ -46,71 +51,84 @@ class Opening:
 
     def session(self, asked: Asked) -> Session:
         """The session for one request; fills in the report."""
-        reader, request, plan, method = self._reader, asked.request, asked.plan, asked.method
-        records = asked.arrivals.take()
-        report, blended, extra = asked.report, asked.blended, asked.request.max_tokens
+        reader, plan, method, report = self._reader, asked.plan, asked.method, asked.report
         report.full_prefill_reason = reader.full_prefill_reason
-        segments = [Segment("frame", plan.frame)] if plan.frame else []
-        awaited: list[Awaited] = []
-        at = len(plan.frame)
-        for number, (label, chunk) in enumerate(zip(plan.labels, plan.chunks, strict=True)):
-            kv, at = None, at + len(label) + len(chunk.token_ids)
-            if chunk.kv_key not in records and asked.arrivals.awaits(chunk.kv_key):
-                awaited.append(Awaited(number, at - len(chunk.token_ids), at, number == 0))
-            elif blended is None:
-                kv = self._stored(asked, chunk, records.get(chunk.kv_key or ""))
-            weights = self._weights(chunk, request.emphasis.get(chunk.chunk_id, ()))
-            report.tokens_emphasised += sum(w != 1 for w in weights or ())
-            best = chunk is plan.chunks[0]
-            segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv, weights, best)]
-        segments.append(Segment("tail", plan.tail))
+        stored, awaited = self._look_up(asked)
+        segments = self._grounded(asked, stored) if plan.frame else plain_segments(plan, asked.recalled, asked.passages, stored)
         if reader.full_prefill_reason:
             report.tokens_computed = plan.tokens
             report.tokens_emphasised = 0
             return PlainSession(reader, [i for s in segments for i in s.ids])
-        if blended is not None:
+        if asked.blended is not None:
             report.resumed = True
-            return BlendSession(reader, resume(reader, segments, blended.kv, extra), Reuse())
-        if not method.uses_stored or not plan.frame:
-            segments = _unread(segments)
-        assembly = assemble(reader, segments, extra, stored_labels=method.stored_labels)
+            segments, method = _merged(segments, "prefix", asked.blended.kv), Reuse()
+        elif not method.uses_stored:
+            segments = _merged(segments, "chunk" if plan.frame else "tail", None)
+        assembly = assemble(reader, segments, asked.request.max_tokens, stored_labels=method.stored_labels)
+        if not plan.frame:
+            note_plain(asked, assembly)
         late = Late(awaited, lambda: self._arrived(asked, awaited)) if awaited else None
         return BlendSession(reader, assembly, method, late)
+
+    def _look_up(self, asked: Asked) -> tuple[list[torch.Tensor | None], list[Awaited]]:
+        """Each passage's KV as far as it is here, and what may yet come."""
+        records, stored, awaited = asked.arrivals.take(), [], []
+        for number, passage in enumerate(asked.passages):
+            key, kv = passage.chunk.kv_key, None
+            if key not in records and asked.arrivals.awaits(key):
+                best = bool(asked.plan.frame) and number == 0
+                awaited.append(Awaited(number, passage.start, passage.end, best))
+            elif asked.blended is None:
+                kv = self._stored(asked, passage, records.get(key or ""))
+            stored.append(kv)
+        return stored, awaited
+
+    def _grounded(self, asked: Asked, stored: Sequence[torch.Tensor | None]) -> list[Segment]:
+        plan, report = asked.plan, asked.report
+        segments = [Segment("frame", plan.frame)]
+        for number, (label, chunk, kv) in enumerate(zip(plan.labels, plan.chunks, stored, strict=True)):
+            weights = self._weights(chunk, asked.request.emphasis.get(chunk.chunk_id, ()))
+            report.tokens_emphasised += sum(w != 1 for w in weights or ())
+            segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv, weights, number == 0)]
+        return [*segments, Segment("tail", plan.tail)]
 
     def _arrived(self, asked: Asked, awaited: Sequence[Awaited]) -> dict[int, torch.Tensor | None]:
         """See `Late`. Notes what came and is of no use."""
         records = asked.arrivals.take()
         found: dict[int, torch.Tensor | None] = {}
         for number in (each.number for each in awaited):
-            chunk = asked.plan.chunks[number]
-            if (outcome := records.get(chunk.kv_key or "")) is not None:
-                found[number] = _kv_of(chunk, outcome)
+            passage = asked.passages[number]
+            key = passage.chunk.kv_key or ""
+            if (outcome := records.get(key)) is not None:
+                found[number] = _kv_of(passage, outcome)
                 if found[number] is None:
-                    asked.reasons.setdefault(chunk.kv_key or "", self._reason(asked, chunk, outcome))
+                    asked.reasons.setdefault(key, self._reason(asked, passage.chunk, outcome))
         return found
 
     def settle(self, asked: Asked, session: BlendSession) -> None:
         """Complete the report, once the first logits are there."""
         report, late = asked.report, session.late
         for each in late.awaited if late else ():
-            chunk = asked.plan.chunks[each.number]
+            passage = asked.passages[each.number]
             if late and each.number in late.placed:
-                self._note_reused(asked, chunk)
+                self._note_reused(asked, passage)
             else:
+                chunk = passage.chunk
                 report.not_reused.append(ChunkNotReused(chunk.chunk_id, asked.reasons.get(chunk.kv_key or "", SLOW)))
         account(report, session, self._reader.layers)
 
-    def _stored(self, asked: Asked, chunk: RetrievedChunk, found: KVRecord | Miss | None) -> torch.Tensor | None:
-        kv = _kv_of(chunk, found)
+    def _stored(self, asked: Asked, passage: Passage, found: KVRecord | Miss | None) -> torch.Tensor | None:
+        kv, chunk = _kv_of(passage, found), passage.chunk
         if kv is not None:
-            self._note_reused(asked, chunk)
+            self._note_reused(asked, passage)
             return kv
         asked.report.not_reused.append(ChunkNotReused(chunk.chunk_id, self._reason(asked, chunk, found)))
         return None
 
-    def _note_reused(self, asked: Asked, chunk: RetrievedChunk) -> None:
-        asked.report.bytes_fetched += len(chunk.token_ids) * self._bytes_per_token
-        asked.report.reused.append(ChunkReused(chunk.chunk_id, asked.arrivals.tiers.get(chunk.kv_key or "", "")))
+    def _note_reused(self, asked: Asked, passage: Passage) -> None:
+        asked.report.bytes_fetched += (passage.end - passage.start) * self._bytes_per_token
+        tier = asked.arrivals.tiers.get(passage.chunk.kv_key or "", "")
+        asked.report.reused.append(ChunkReused(passage.chunk.chunk_id, tier))
 
     def _reason(self, asked: Asked, chunk: RetrievedChunk, found: KVRecord | Miss | None) -> str:
         if self._reader.full_prefill_reason:
@@ -145,19 +163,21 @@ class Opening:
         return [(start, max(end, start + 1)) for start, end in zip(starts, ends, strict=True)]
 
 
-def _kv_of(chunk: RetrievedChunk, found: KVRecord | Miss | None) -> torch.Tensor | None:
-    """A record's KV, if it is of the chunk's own tokens."""
-    return found.kv if isinstance(found, KVRecord) and found.token_ids == chunk.token_ids else None
+def _kv_of(passage: Passage, found: KVRecord | Miss | None) -> torch.Tensor | None:
+    """A record's KV of the passage's tokens, if it is of the chunk's own tokens."""
+    if not isinstance(found, KVRecord) or found.token_ids != passage.chunk.token_ids:
+        return None
+    return found.kv[:, :, :, passage.skip : passage.skip + passage.end - passage.start]
 
 
-def _unread(segments: Sequence[Segment]) -> list[Segment]:
-    """The same prompt with no KV at all: one segment for the caller's text, and one for what stands before it, if any."""
+def _merged(segments: Sequence[Segment], kind: str, kv: torch.Tensor | None) -> list[Segment]:
+    """The same prompt in two segments at most: the last one, and one for all before it, which `kv` is of, from position 0."""
     *before, tail = segments
     if not before:
         return [tail]
     ids = tuple(chain.from_iterable(s.ids for s in before))
     weights = tuple(chain.from_iterable(s.weights or (1.0,) * len(s.ids) for s in before))
-    return [Segment("chunk", ids, None, weights), tail]
+    return [Segment(kind, ids, kv, weights, at=0), tail]
 
 
 def account(report: Report, session: BlendSession, layers: int) -> None:

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
 from serving.engine.arrivals import Arrivals
-from serving.engine.blended import Blended, BlendedCache, Key
+from serving.engine.blended import Blended, BlendedCache
 from serving.engine.canary import Canary
+from serving.engine.conversations import Conversations, Recalled, Seen
 from serving.engine.fetch import Fetcher, OnMiss
 from serving.engine.guide import Guide
 from serving.engine.opening import Opening
@@ -24,7 +25,8 @@ from serving.engine.sessions import BlendSession
 from serving.engine.turns import Running, Turns
 from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.engine.writer import Writer
-from serving.prompt import PromptPlan, plan_prompt, plan_text
+from serving.passages import find_passages
+from serving.prompt import Passage, PromptPlan, plan_prompt, plan_text
 from storage.errors import Overloaded, PrereadError, UserError
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
@@ -39,7 +41,9 @@ class TorchGeneration:
         self.request, self.plan, self.method = request, plan, method
         self.outcome: Outcome | None = None
         self.report = Report(method=request.method, chunks=len(plan.chunks))
+        self.passages: tuple[Passage, ...] = plan.passages  # that are to be blended
         self.blended: Blended | None = None
+        self.recalled = Recalled()
         self.forgotten = 0  # see BlendedCache
         self.arrivals = Arrivals(())
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
@@ -90,6 +94,7 @@ class TorchEngine:
         self._opening = Opening(reader)
         self._guide = Guide(reader)
         self._blended = BlendedCache(blended_bytes)
+        self._conversations = Conversations(self._blended)
         self._canary = Canary(reader, canary_share)
         self._max_active, self._max_waiting = max_requests, 4 * max_requests
         self._inbox: queue.SimpleQueue[TorchGeneration | None] = queue.SimpleQueue()
@@ -123,8 +128,11 @@ class TorchEngine:
             blended, plan = None, self._plan(request, request.chunks)
         generation = TorchGeneration(request, plan, method)
         generation.blended, generation.forgotten = blended, self._blended.forgotten
+        if not plan.frame:
+            self._look_into(generation)
         if blended is None and method.uses_stored:
-            generation.arrivals = Arrivals([chunk.kv_key for chunk in plan.chunks if chunk.kv_key])
+            keys = [passage.chunk.kv_key for passage in generation.passages]
+            generation.arrivals = Arrivals([key for key in keys if key])
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
         with self._live_lock:
             if len(self._live) >= self._max_active + self._max_waiting:
@@ -142,11 +150,22 @@ class TorchEngine:
             raise UserError("No passage fits beside so long a question.", code="context_length_exceeded")
         return plan
 
+    def _look_into(self, generation: TorchGeneration) -> None:
+        """What is at hand of a plain prompt's turns, and the stored chunks in the rest of its text."""
+        request, plan = generation.request, generation.plan
+        if not generation.method.uses_stored:
+            return
+        if _keeps_turns(request):
+            generation.recalled = self._conversations.recall(request.scope, plan)
+        passages = find_passages(plan, request.known, self.reader.tokenizer.decode)
+        generation.passages = generation.recalled.without(passages)
+
     def _blended_before(self, request: GenerateRequest) -> Blended | None:
         """What an earlier turn blended. A first question has the tokens computed again that it looks at itself."""
         goes_on = any(message.role == "assistant" for message in request.messages)
         key = _blended_key(request.method, request.chunks) if goes_on else None
-        return self._blended.get(key) if key else None
+        found = self._blended.get(key) if key else None
+        return found if isinstance(found, Blended) else None
 
     def check(self) -> None:
         """Raises PrereadError if the computing thread has died."""
@@ -241,6 +260,7 @@ class TorchEngine:
         begun = generation.elapsed_ms()
         session = self._opening.session(generation)
         generation.blended = None  # its buffer is copied
+        seen = Seen(generation.recalled, generation.passages)
         report.ms["assemble"] = generation.elapsed_ms() - begun
         logits = yield from session.start()
         report.ms["blend"] = generation.elapsed_ms() - begun
@@ -249,7 +269,7 @@ class TorchEngine:
             self._opening.settle(generation, session)
             if report.tokens_reused and not report.tokens_emphasised:
                 sample = self._canary.sample(session.assembly.ids)
-        writer = Writer(self.reader, self._guide, request)
+        writer, fed = Writer(self.reader, self._guide, request), []
         while True:
             token = writer.choose(logits)
             if sample is not None:
@@ -259,26 +279,39 @@ class TorchEngine:
             if delta := writer.write(token):
                 generation.emit(delta)
             if writer.count == 1 and isinstance(session, BlendSession):
-                self._keep(generation, session)  # after the first token, which has been waited for
+                self._keep(generation, session, seen)  # after the first token, which has been waited for
             if writer.finish_reason is not None:
                 break
             yield
             logits = session.step(token)
+            fed.append(token)
         if sample is not None:
             self._canary.finish(sample)
+        if isinstance(session, BlendSession) and not plan.frame and _keeps_turns(request):
+            kv = session.assembly.kv
+            self._conversations.keep_answer(request.scope, plan, fed, kv, seen, generation.forgotten)
         generation.outcome = Outcome(writer.text, writer.finish_reason, plan.tokens, writer.count, plan.chunks, report)
 
-    def _keep(self, generation: TorchGeneration, session: BlendSession) -> None:
-        """Keep what was blended for the conversation's next turn."""
-        chunks, assembly = generation.plan.chunks, session.assembly
-        key = _blended_key(generation.request.method, chunks)
+    def _keep(self, generation: TorchGeneration, session: BlendSession, seen: Seen) -> None:
+        """Keep what was blended, or the turns of a plain prompt, for the conversation's next turn."""
+        plan, request, assembly = generation.plan, generation.request, session.assembly
+        if not plan.frame:
+            if _keeps_turns(request):
+                self._conversations.keep(request.scope, plan, assembly.kv, seen, generation.forgotten)
+            return
+        key = _blended_key(request.method, plan.chunks)
         if key is not None and not generation.report.resumed:
             before = assembly.kv[:, :, :, : assembly.tail_start]
-            order = tuple(chunk.kv_key or "" for chunk in chunks)
-            self._blended.put(key, before, order, generation.forgotten)
+            order = tuple(chunk.kv_key or "" for chunk in plan.chunks)
+            self._blended.put(key, Blended(before, frozenset(order), order=order), generation.forgotten)
 
 
-def _blended_key(method: str, chunks: Sequence[RetrievedChunk]) -> Key | None:
+def _keeps_turns(request: GenerateRequest) -> bool:
+    """Not for methods that are asked for to compare them."""
+    return request.method == "default" and bool(request.scope)
+
+
+def _blended_key(method: str, chunks: Sequence[RetrievedChunk]) -> tuple[str, ...] | None:
     """None for what is not kept: prompts with a chunk that has no key, and methods that are asked for to compare them."""
     keys = [chunk.kv_key for chunk in chunks if chunk.kv_key]
     if not keys or len(keys) < len(chunks) or method != "default":
@@ -299,4 +332,5 @@ def _rows(generation: TorchGeneration) -> int:
     plan = generation.plan
     if generation.blended is not None:
         return len(plan.tail)
-    return plan.tokens - sum(len(c.token_ids) for c in plan.chunks if c.kv_key in generation.arrivals.stored)
+    stored = sum(p.end - p.start for p in generation.passages if p.chunk.kv_key in generation.arrivals.stored)
+    return plan.tokens - stored - generation.recalled.prefix_tokens - generation.recalled.moved_tokens

@@ -56,6 +56,8 @@ class GenerateRequest:
     logprobs: int | None = None  # how many alternatives are told of each token; None: nothing is told
     shape: Shape | None = None
     ignore_eos: bool = False  # the model's end of an answer does not end it; for measuring
+    known: tuple[RetrievedChunk, ...] = ()  # stored chunks that may stand in the messages themselves
+    scope: str = ""  # whose request this is: nobody else gets what is kept of its messages; empty: nothing is kept
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,23 @@ class ChunkReused:
     tier: str  # that had it: device | memory | disk | store, or what lies behind
 
 
+@dataclass(frozen=True)
+class ChunkInText:
+    """A stored chunk that was found in the caller's own text: so many tokens of it, from a position of the prompt on."""
+
+    chunk_id: int
+    file_id: str
+    path: str
+    position: int
+    tokens: int
+
+
 @dataclass
 class Report:
     """How the prompt's KV came about. Token counts are of the prompt; the three add up to it."""
 
     method: str = "default"
-    chunks: int = 0
+    chunks: int = 0  # that were retrieved, and stand in the prompt
     tokens_reused: int = 0  # taken from stored KV and kept as they were
     tokens_recomputed: int = 0  # taken from stored KV, then computed again
     tokens_computed: int = 0  # had no stored KV: question, missing chunks, some labels
@@ -87,6 +100,9 @@ class Report:
     full_prefill_reason: str | None = None  # why the model is not blended at all
     resumed: bool = False  # chunks were blended for an earlier answer, and are taken as they were then
     tokens_emphasised: int = 0  # with another weight than 1
+    in_text: list[ChunkInText] = field(default_factory=list)
+    tokens_prefix: int = 0  # of a plain prompt: it begins with them like an earlier one, and they are reused as they were
+    tokens_moved: int = 0  # of a plain prompt: turns that stood elsewhere in an earlier one
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,12 @@ class IndexGeneration(Base):
 
 class ChunkRow(Base):
     __tablename__ = "chunk"
-    __table_args__ = (Index("chunk_document", "document_id", "ordinal"), Index("chunk_corpus", "corpus_id"))
+    __table_args__ = (
+        Index("chunk_document", "document_id", "ordinal"),
+        Index("chunk_corpus", "corpus_id"),
+        Index("chunk_head", "tenant_id", "head"),
+        Index("chunk_tail", "tenant_id", "tail"),
+    )
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     document_id: Mapped[str] = mapped_column(ForeignKey("document.id"))
     corpus_id: Mapped[str] = mapped_column(ForeignKey("corpus.id"))
@@ -221,6 +226,8 @@ class ChunkRow(Base):
     line_start: Mapped[int]
     line_end: Mapped[int]
     kv_key: Mapped[str | None] = mapped_column(String(64), index=True)
+    head: Mapped[int | None] = mapped_column(BigInteger)  # see storage.anchors; None: the chunk is too short
+    tail: Mapped[int | None] = mapped_column(BigInteger)
 
     @property
     def number(self) -> int:

@@ -12,6 +12,7 @@ from sqlalchemy import delete, select
 from retrieval import words
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever
+from storage.anchors import anchors_of
 from storage.catalogue.engine import Catalogue, open_catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Tenant
 
@@ -108,6 +109,7 @@ class Library:
 
     def _chunk(self, document: Document, ordinal: int, text: str, tokens: int) -> ChunkRow:
         ids = [ord(c) for c in text][: tokens or None]
+        head, tail = anchors_of(ids) or (None, None)
         return ChunkRow(
             document_id=document.id,
             corpus_id=document.corpus_id,
@@ -121,6 +123,8 @@ class Library:
             line_start=1,
             line_end=2,
             kv_key=None,
+            head=head,
+            tail=tail,
         )
 
     def drop(self, corpus_id: str, path: str) -> None:

@@ -13,7 +13,7 @@ from engine_kit import EngineSite
 from fixtures_models import Models
 
 from serving.blend.methods import default
-from serving.engine.blended import BlendedCache
+from serving.engine.blended import BlendedCache, Kept
 from serving.engine.types import Message, Outcome
 from storage.kvstore import KVStore
 
@@ -120,7 +120,7 @@ def test_a_deleted_chunk_is_forgotten_at_once(talk: EngineSite) -> None:
 
 
 def keep(cache: BlendedCache, name: str, megabytes: int, forgotten: int = 0) -> None:
-    cache.put((name,), torch.zeros(megabytes << 20, dtype=torch.uint8), (name,), forgotten)
+    cache.put((name,), Kept(torch.zeros(megabytes << 20, dtype=torch.uint8), frozenset(name)), forgotten)
 
 
 def test_the_cache_keeps_what_was_used_last_within_its_bound() -> None:

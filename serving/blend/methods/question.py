@@ -40,13 +40,23 @@ class Question:
         stored = assembly.stored
         budget = round(len(stored) * self.share)
         chosen = union(assembly.anchors, stored[: int(LEAD * budget)], assembly.best[: int(BEST * budget)])
-        if budget > len(chosen):
+        left = budget - len(chosen)
+        if left > 0 and assembly.plain and WATCHED[1] * len(assembly.fresh) > budget:
+            # Much is new, and the question would cost more than what it chooses. Where a text begins it has changed most.
+            chosen = union(chosen, _first(assembly, chosen, left))
+        elif left > 0:
             first = int(WATCHED[0] * reader.layers)
             last = max(first + 1, round(WATCHED[1] * reader.layers))
-            question = assembly.tokens - assembly.tail_start
+            question = int((assembly.fresh >= assembly.tail_start).sum())
             attention = yield from question_attention(reader, assembly, question, first, last)
             attention[chosen] = -1.0
-            most = stored[attention[stored].topk(budget - len(chosen)).indices]
-            chosen = union(chosen, most)
+            chosen = union(chosen, stored[attention[stored].topk(left).indices])
         logits = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
         return logits
+
+
+def _first(assembly: Assembly, chosen: torch.Tensor, count: int) -> torch.Tensor:
+    """Of the stored tokens that are not chosen yet those nearest to the starts of their spans."""
+    starts = torch.cat([torch.arange(b - a, device=assembly.ids.device) for a, b in assembly.spans])
+    order = assembly.stored[starts.argsort(stable=True)]
+    return order[~torch.isin(order, chosen)][:count]
