@@ -241,6 +241,21 @@ def test_a_cell_over_two_rows_is_written_once() -> None:
     assert all(town in line for town, line in zip(("Aville", "Beton", "Cetown"), lines[1:], strict=True))
 
 
+def test_text_over_squared_paper_is_no_table() -> None:
+    """Lines that run through words part nothing."""
+    pdf = page(sheet())
+    text = prose("squared", 120)
+    for number, line in enumerate(wrapped(pdf, text, 480)):
+        put(pdf, 50, 100 + 26 * number, line)
+    for x in range(45, 560, 18):
+        pdf.line(x, 80, x, 400)
+    for y in range(80, 410, 26):
+        pdf.line(45, y, 549, y)
+    found = read(pdf)
+    assert not tables(found)
+    assert " ".join(found.text.split()) == text
+
+
 def test_a_table_that_goes_on_over_pages_is_one_with_its_header_once() -> None:
     pdf = sheet()
     for first in (0, 20, 40):
