@@ -247,7 +247,7 @@ def test_text_over_squared_paper_is_no_table() -> None:
     text = prose("squared", 120)
     for number, line in enumerate(wrapped(pdf, text, 480)):
         put(pdf, 50, 100 + 26 * number, line)
-    for x in range(45, 560, 18):
+    for x in range(45, 551, 84):
         pdf.line(x, 80, x, 400)
     for y in range(80, 410, 26):
         pdf.line(45, y, 549, y)
