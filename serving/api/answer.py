@@ -107,6 +107,7 @@ async def begin(
             f"The model {body.model!r} does not exist or you do not have access to it.",
             code="model_not_found",
         )
+    parts.engine.check_room()
     messages = body.plain_messages()
     named = corpus_names(body, model_id)
     still_there = partial(search.still_there, parts, who)

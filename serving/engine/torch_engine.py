@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 
 from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
+from serving.engine.admission import Admission
 from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended, BlendedCache, Key
 from serving.engine.canary import Canary
@@ -25,11 +26,12 @@ from serving.engine.text import TextStream
 from serving.engine.turns import Running, Turns
 from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
-from storage.errors import Overloaded, PrereadError
+from storage.errors import Cancelled, PrereadError
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
 
 log = logging.getLogger(__name__)
+BACKLOG = 1024  # pieces of an answer that wait for their reader at most
 
 
 class TorchGeneration:
@@ -49,6 +51,12 @@ class TorchGeneration:
         self._events: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
 
     def emit(self, event: Delta | Exception | None) -> None:
+        """An answer that nobody reads is given up: it must not hold memory for as long as its client likes."""
+        if isinstance(event, Delta) and self._events.qsize() >= BACKLOG:
+            if self.cancelled.is_set():
+                return
+            self.cancelled.set()
+            event = Cancelled("The answer was given up: its client reads too slowly.")
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -90,14 +98,12 @@ class TorchEngine:
         self._opening = Opening(reader)
         self._blended = BlendedCache(blended_bytes)
         self._canary = Canary(reader, canary_share)
-        self._max_active, self._max_waiting = max_requests, 4 * max_requests
+        self._admission = Admission(max_requests, 4 * max_requests)
         self._inbox: queue.SimpleQueue[TorchGeneration | None] = queue.SimpleQueue()
         self._fetcher = Fetcher(
             reader, kv_store, on_miss or (lambda _key, miss: str(miss)), self._inbox.put,
-            threads=self._max_active + self._max_waiting, rates=Rates(patience_s),
+            threads=5 * max_requests, rates=Rates(patience_s),
         )  # fmt: skip
-        self._live: set[TorchGeneration] = set()
-        self._live_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -114,10 +120,7 @@ class TorchEngine:
         if blended is None and method.uses_stored:
             generation.arrivals = Arrivals([chunk.kv_key for chunk in plan.chunks if chunk.kv_key])
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
-        with self._live_lock:
-            if len(self._live) >= self._max_active + self._max_waiting:
-                raise Overloaded("too many requests wait already; try again in a few seconds")
-            self._live.add(generation)
+        self._admission.enter(generation)
         self._fetcher.submit(generation)
         return generation
 
@@ -129,6 +132,10 @@ class TorchEngine:
         goes_on = any(message.role == "assistant" for message in request.messages)
         key = _blended_key(request.method, request.chunks) if goes_on else None
         return self._blended.get(key) if key else None
+
+    def check_room(self) -> None:
+        """See `Engine.check_room`."""
+        self._admission.check()
 
     def check(self) -> None:
         """Raises PrereadError if the computing thread has died."""
@@ -151,7 +158,7 @@ class TorchEngine:
         self._inbox.put(None)
         self._thread.join(timeout=30)
         self._fetcher.close()
-        for generation in list(self._live):
+        for generation in self._admission.live():
             generation.emit(PrereadError("the engine was closed", code="cancelled"))
 
     def _run(self) -> None:
@@ -180,7 +187,7 @@ class TorchEngine:
             for running in [running for running in turns if running.generation.cancelled.is_set()]:
                 turns.remove(running)
                 self._release(running.generation)
-            while waiting and len(turns) < self._max_active:
+            while waiting and len(turns) < self._admission.active:
                 generation = waiting.popleft()
                 rows, tokens = _rows(generation), generation.plan.tokens
                 turns.add(Running(generation, self._answer(generation), rows, min(PIECE, tokens)))
@@ -201,8 +208,7 @@ class TorchEngine:
         return work
 
     def _release(self, generation: TorchGeneration) -> None:
-        with self._live_lock:
-            self._live.discard(generation)
+        self._admission.leave(generation)
 
     def _advance(self, generation: TorchGeneration, work: Generator[None, None, None]) -> bool:
         """One turn of a request; True if it has more to do."""
