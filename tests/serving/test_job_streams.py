@@ -51,12 +51,13 @@ def test_streams_of_two_jobs_share_their_looks_and_all_see_the_end(site: Site, l
 
     with ThreadPoolExecutor(STREAMS) as threads:
         running = [threads.submit(watch, number) for number in range(STREAMS)]
-        shown.wait(60)
-        begun, already = time.monotonic(), len(looks)
-        time.sleep(2)
-        while_waiting, seconds = looks[already:], time.monotonic() - begun
-        ours = threading.active_count() - before - STREAMS
-        site.ingest()
+        try:
+            shown.wait(60)
+            begun, already = time.monotonic(), len(looks)
+            time.sleep(2)
+            while_waiting, seconds = looks[already:], time.monotonic() - begun
+        finally:
+            site.ingest()
         seen = [each.result(60) for each in running]
     assert len(while_waiting) <= seconds / job_watch.LOOK_SECONDS + 2
     assert all(sorted(each) == sorted(jobs) for each in while_waiting)
