@@ -21,7 +21,8 @@ from bench.live_service import Service, memory_mib, started_service
 CLIENTS = 4
 READINGS = 40
 WARM_UP = 0.25  # of the requests; pools, caches and the allocator have their size by then
-TEXTS = {f"berths/{n}.txt": f"Berth {n} is swept by watch {n % 7} before tide {3 * n} turns.".encode() for n in range(40)}
+LINES = [f"Berth {n} is swept by watch {n % 7} before tide {3 * n} turns." for n in range(40)]
+TEXTS = [(f"berths-{n}.txt", "\n\n".join(LINES[n::4]).encode()) for n in range(4)]
 
 
 def run(*, requests: int, out: Path | None, workdir: Path, model: str | None = None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def run(*, requests: int, out: Path | None, workdir: Path, model: str | None = N
 
 def endure(service: Service, requests: int) -> dict[str, Any]:
     """The same against a service that runs, whose processes are looked at."""
-    corpus = service.corpus("endurance", list(TEXTS.items()))
+    corpus = service.corpus("endurance", TEXTS)
     mix = Mix(service.model(), corpus, requests, service.pids)
     begun = time.monotonic()
     asyncio.run(mix.send(service.api.address, service.key))
