@@ -22,7 +22,7 @@ from serving.settings import load_settings
 from serving.supervisor import environment, last_line
 from storage.errors import UserError
 
-READY_SECONDS = 180.0
+READY_SECONDS = 600.0  # on a busy machine
 END_SECONDS = 20.0
 JOB_SECONDS = 1800.0
 ALL = ("serve", "worker", "beat")
