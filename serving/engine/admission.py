@@ -62,7 +62,7 @@ class Admission:
     def _check(self) -> None:
         count, pace = len(self._live), self._interval
         wait = max(0, count + 1 - self.active) * (pace or 0.0)
-        if count < self.active or (count < self.active + self.waiting and wait <= WAIT_S):
+        if count < self.active + self.waiting and wait <= WAIT_S:
             return
         if pace is None:
             raise Overloaded("too many requests wait already; try again in a few seconds")

@@ -158,9 +158,7 @@ def test_what_is_left_of_a_finished_answer_is_not_kept_for_ever(served: Served, 
     client.close()
 
 
-def test_a_next_request_on_the_connection_is_not_cut_for_the_one_before(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_reads_the_rest_in_time_keeps_the_connection(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread, "STALLED_SECONDS", 1.0)
     served.engine.answer = "x" * 50_000
     client = served.ask(stream=False)
