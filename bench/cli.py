@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from storage.errors import UserError
+
 app = typer.Typer(
     help="Benchmarks.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
 )
@@ -269,6 +271,42 @@ def parse(
     from bench.parse import run
 
     run(path=path, megabytes=megabytes, out=out, workdir=workdir, model=model)
+
+
+@app.command()
+def serve(
+    rates: Annotated[str, typer.Option(help="Requests a second, separated by commas.")] = "0.2,0.5,2",
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "full,default",
+    seconds: Annotated[float, typer.Option(help="How long each rate is offered, twice for each method.")] = 60,
+    ttft_limit: Annotated[float, typer.Option(help="Seconds within which a first token counts as goodput.")] = 10,
+    answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 32,
+    idle: Annotated[int, typer.Option(help="Instead: what so many idle streams cost.")] = 0,
+    requests: Annotated[int, typer.Option(help="Instead: memory over so many mixed requests.")] = 0,
+    tiny: Annotated[bool, typer.Option("--tiny", help="With a very small model, whose answers are nonsense.")] = False,
+    url: Annotated[str | None, typer.Option(help="A service that runs already; default: one is started.")] = None,
+    key: Annotated[str | None, typer.Option(help="Its API key.", envvar="BENCH_KEY")] = None,
+    out: Out = None,
+    workdir: Workdir = WORKDIR,
+    model: Model = None,
+) -> None:
+    """The real service under load: first tokens, goodput and shedding; or its memory, idle or over many requests."""
+    from bench import endurance, idle_streams
+    from bench import serve as serve_load
+
+    if (idle or requests) and url:
+        raise UserError("--idle and --requests look at a process's memory: they start a service of their own")
+    if tiny:
+        model = str(endurance.tiny_model(workdir))
+    if idle:
+        record = idle_streams.run(streams=idle, out=out, workdir=workdir, model=model)
+    elif requests:
+        record = endurance.run(requests=requests, out=out, workdir=workdir, model=model)
+    else:
+        record = serve_load.run(
+            rates=[float(word) for word in _words(rates)], methods=_words(methods), seconds=seconds,
+            ttft_limit=ttft_limit, answer_tokens=answer_tokens, url=url, key=key, out=out, workdir=workdir, model=model,
+        )  # fmt: skip
+    print(json.dumps(record))
 
 
 def _words(text: str) -> list[str]:

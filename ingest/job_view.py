@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, or_, select
@@ -152,13 +153,13 @@ def progress_id(shown: dict[str, Any]) -> int:
     return int(counts) + rank + _STAGES.index(shown["stage"]) + 1
 
 
-def job_event(catalogue: Catalogue, job_id: str, after: int = 0) -> tuple[int, dict[str, Any]] | None:
-    """The job as it is now with its event id, if that is newer than `after`; None if nothing happened
-    since."""
+def job_events(catalogue: Catalogue, job_ids: Sequence[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """The jobs as they are now, in one snapshot, each with its event's id; a job that is unknown is left out."""
+    found = {}
     with catalogue.read() as session:
-        job = session.get(Job, job_id)
-        if job is None:
-            return None
-        shown = view(session, job)
-    number = progress_id(shown)
-    return (number, shown) if number > after else None
+        for job_id in job_ids:
+            job = session.get(Job, job_id)
+            if job is not None:
+                shown = view(session, job)
+                found[job_id] = progress_id(shown), shown
+    return found

@@ -95,7 +95,11 @@ class Cancelled(PrereadError):
 
 
 class Overloaded(PrereadError):
-    """Too much work waits already; try again later."""
+    """Too much work waits already; try again later. `retry_after`: seconds, where they can be told."""
 
     code = "overloaded"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

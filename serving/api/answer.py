@@ -27,6 +27,7 @@ from serving.engine.types import Emphasis, GenerateRequest, Generation, Outcome,
 from storage.errors import Cancelled, NotFound
 from storage.types import RetrievedChunk
 
+UNREAD = 16  # pieces of a choice that wait for the client here
 NOTHING_FOUND = "I found nothing about this in the selected documents."
 
 
@@ -112,7 +113,8 @@ class Answer:
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece | None]]:
         """What comes of each choice, and None at its end."""
-        queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]] = asyncio.Queue()
+        # Bounded, so that what is not read waits in the engine, which gives up an answer that nobody reads.
+        queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]] = asyncio.Queue(UNREAD * len(self.choices))
         tasks = [asyncio.create_task(_run(choice, queue)) for choice in self.choices]
         try:
             left = len(tasks)
@@ -177,10 +179,10 @@ class Answer:
 async def _run(choice: Choice, queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]]) -> None:
     try:
         async for piece in choice.pieces():
-            queue.put_nowait((choice, piece))
-        queue.put_nowait((choice, None))
+            await queue.put((choice, piece))
+        await queue.put((choice, None))
     except Exception as error:  # noqa: BLE001 - raised where the choices come together
-        queue.put_nowait((choice, error))
+        await queue.put((choice, error))
 
 
 def check_model(parts: ApiParts, model: str) -> None:
@@ -196,6 +198,7 @@ async def begin(parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBod
     """Retrieve, and queue the generations. Raises what refuses the request as a whole."""
     body.check()
     check_model(parts, body.model)
+    parts.engine.check_room()
     messages, offered, named = body.plain_messages(), body.functions(), corpus_names(body, parts.engine.model_id)
     asked = _asked(parts, body)
     needs_context = asked.needs_chunks

@@ -35,11 +35,13 @@ from serving.api import (
     webhooks,
 )
 from serving.api.economy_metrics import EconomyMetrics
+from serving.api.job_watch import JobWatch
 from serving.api.metrics import Metrics
 from serving.api.middleware import AuditTrail, Authentication, BodyLimit, RequestShell
 from serving.api.parts import ApiParts
 from serving.api.site_metrics import SiteMetrics
 from serving.api.storage_metrics import StoreMetrics, TierMetrics
+from serving.api.unread import CutUnread
 from serving.doors.jobs import count_by_status
 
 ROUTERS = (
@@ -75,6 +77,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.parts = parts
     parts.meter.spent = parts.limiter.spent
+    app.state.job_watch = JobWatch(parts.catalogue)
     app.state.metrics = Metrics(partial(count_by_status, parts.catalogue), parts.engine)
     for collector in (
         EconomyMetrics(parts.catalogue, parts.placement),
@@ -92,4 +95,5 @@ def build_app(parts: ApiParts) -> FastAPI:
     app.add_middleware(Authentication, parts=parts)
     app.add_middleware(BodyLimit, max_upload_bytes=parts.settings.max_upload_bytes)
     app.add_middleware(RequestShell, metrics=app.state.metrics)
+    app.add_middleware(CutUnread)
     return app

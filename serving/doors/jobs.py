@@ -8,7 +8,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from ingest import jobs
-from ingest.job_view import job_event, view
+from ingest.job_view import view
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors.paging import Page, listing, window
@@ -68,11 +68,6 @@ def retry(parts: ApiParts, who: Principal, job_id: str, only: str) -> dict[str, 
         shown = view(session, jobs.retry(session, job_id, only))
     parts.ring("ingest")
     return shown
-
-
-def event(parts: ApiParts, job_id: str, after: int) -> tuple[int, dict[str, Any]] | None:
-    """The job's newest event after number `after`. The caller has checked the right to see the job."""
-    return job_event(parts.catalogue, job_id, after)
 
 
 def count_by_status(catalogue: Catalogue) -> dict[str, int]:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 
 from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
+from serving.engine.admission import Admission
 from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended, BlendedCache
 from serving.engine.canary import Canary
@@ -27,11 +28,12 @@ from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.engine.writer import Writer
 from serving.passages import find_passages
 from serving.prompt import Passage, PromptPlan, plan_prompt, plan_text
-from storage.errors import Overloaded, PrereadError, UserError
+from storage.errors import Cancelled, PrereadError, UserError
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
 
 log = logging.getLogger(__name__)
+BACKLOG = 1024  # pieces of an answer that wait for their reader at most
 
 
 class TorchGeneration:
@@ -53,6 +55,12 @@ class TorchGeneration:
         self._events: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
 
     def emit(self, event: Delta | Exception | None) -> None:
+        """An answer that nobody reads is given up: it must not hold memory for as long as its client likes."""
+        if isinstance(event, Delta) and self._events.qsize() >= BACKLOG:
+            if self.cancelled.is_set():
+                return
+            self.cancelled.set()
+            event = Cancelled("The answer was given up: its client reads too slowly.")
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -96,14 +104,12 @@ class TorchEngine:
         self._blended = BlendedCache(blended_bytes)
         self._conversations = Conversations(self._blended)
         self._canary = Canary(reader, canary_share)
-        self._max_active, self._max_waiting = max_requests, 4 * max_requests
+        self._admission = Admission(max_requests, 4 * max_requests)
         self._inbox: queue.SimpleQueue[TorchGeneration | None] = queue.SimpleQueue()
         self._fetcher = Fetcher(
             reader, kv_store, on_miss or (lambda _key, miss: str(miss)), self._inbox.put,
-            threads=self._max_active + self._max_waiting, rates=Rates(patience_s),
+            threads=5 * max_requests, rates=Rates(patience_s),
         )  # fmt: skip
-        self._live: set[TorchGeneration] = set()
-        self._live_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -134,10 +140,7 @@ class TorchEngine:
             keys = [passage.chunk.kv_key for passage in generation.passages]
             generation.arrivals = Arrivals([key for key in keys if key])
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
-        with self._live_lock:
-            if len(self._live) >= self._max_active + self._max_waiting:
-                raise Overloaded("too many requests wait already; try again in a few seconds")
-            self._live.add(generation)
+        self._admission.enter(generation)
         self._fetcher.submit(generation)
         return generation
 
@@ -167,6 +170,10 @@ class TorchEngine:
         found = self._blended.get(key) if key else None
         return found if isinstance(found, Blended) else None
 
+    def check_room(self) -> None:
+        """See `Engine.check_room`."""
+        self._admission.check()
+
     def check(self) -> None:
         """Raises PrereadError if the computing thread has died."""
         if not self._thread.is_alive():
@@ -188,7 +195,7 @@ class TorchEngine:
         self._inbox.put(None)
         self._thread.join(timeout=30)
         self._fetcher.close()
-        for generation in list(self._live):
+        for generation in self._admission.live():
             generation.emit(PrereadError("the engine was closed", code="cancelled"))
 
     def _run(self) -> None:
@@ -217,7 +224,7 @@ class TorchEngine:
             for running in [running for running in turns if running.generation.cancelled.is_set()]:
                 turns.remove(running)
                 self._release(running.generation)
-            while waiting and len(turns) < self._max_active:
+            while waiting and len(turns) < self._admission.active:
                 generation = waiting.popleft()
                 rows, tokens = _rows(generation), generation.plan.tokens
                 turns.add(Running(generation, self._answer(generation), rows, min(PIECE, tokens)))
@@ -238,8 +245,7 @@ class TorchEngine:
         return work
 
     def _release(self, generation: TorchGeneration) -> None:
-        with self._live_lock:
-            self._live.discard(generation)
+        self._admission.leave(generation)
 
     def _advance(self, generation: TorchGeneration, work: Generator[None, None, None]) -> bool:
         """One turn of a request; True if it has more to do."""

@@ -169,6 +169,10 @@ class Engine(Protocol):
         "invalid_request") for an unknown method, and Overloaded if the queue is full."""
         ...
 
+    def check_room(self) -> None:
+        """Raises Overloaded if `submit` would now: before work is done for a request that is refused in the end."""
+        ...
+
     def check(self) -> None:
         """Raises PrereadError if the engine cannot answer."""
         ...

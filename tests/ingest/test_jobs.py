@@ -12,7 +12,7 @@ from fixtures_work import Work, paragraphs
 from sqlalchemy import select, update
 
 from ingest.isolate import ParserPool
-from ingest.job_view import job_event, progress_id
+from ingest.job_view import job_events, progress_id
 from ingest.jobs import cancel, retry, settle_all
 from ingest.leases import claim_file, reap
 from storage.catalogue.schema import Document, Job, JobFile, KVObject
@@ -256,11 +256,8 @@ def test_progress_never_goes_back_and_events_resume(work: Work) -> None:
     work.compute_kv()
     seen.append(progress_id(work.view(job)))
     assert seen == sorted(set(seen)), "each step has a later id than the one before"
-    assert job_event(work.catalogue, job, seen[-1]) is None
-    event = job_event(work.catalogue, job, seen[-2])
-    assert event is not None
-    assert event[1]["status"] == "completed_with_errors"
-    assert job_event(work.catalogue, "job-unknown") is None
+    [(job_id, (number, shown))] = job_events(work.catalogue, [job, "job-unknown"]).items()
+    assert (job_id, number, shown["status"]) == (job, seen[-1], "completed_with_errors")
 
 
 def test_two_files_with_one_path_in_a_job_are_refused(work: Work) -> None:

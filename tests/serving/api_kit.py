@@ -31,7 +31,7 @@ from serving.settings import Settings
 from serving.usage import Meter
 from storage.catalogue.audit import audit_key
 from storage.catalogue.engine import migrate, open_catalogue
-from storage.errors import Cancelled
+from storage.errors import Cancelled, Overloaded
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
 from storage.policy.file import PolicyFile
@@ -113,6 +113,10 @@ class EchoEngine:
         self.requests.append(request)
         self.generations.append(EchoGeneration(self, request))
         return self.generations[-1]
+
+    def check_room(self) -> None:
+        if isinstance(self.refuse, Overloaded):
+            raise self.refuse
 
     def canary_totals(self) -> tuple[int, float]:
         return 0, 0.0

@@ -1,0 +1,108 @@
+"""Jobs that somebody watches: one look at the catalogue for all, however many streams show them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyio import move_on_after, to_thread
+
+from ingest.job_view import job_events
+from serving.api.errors import log_failure
+from serving.doors.jobs import ENDED
+from storage.catalogue.engine import Catalogue
+
+LOOK_SECONDS = 0.3
+SHARE = 0.2  # of the time at most is spent looking, also when very many jobs are watched
+
+
+@dataclass(frozen=True)
+class News:
+    """A job as it was when looked at. `number`: its event's id, which grows; `frame`: the event as it is sent."""
+
+    number: int
+    frame: str
+    ended: bool
+
+
+GONE = News(-1, "", True)
+
+
+@dataclass
+class Watched:
+    """A job that streams show."""
+
+    streams: int = 0
+    news: News | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def after(self, number: int, seconds: float) -> News | None:
+        """What is newer than event `number`, or says that nothing will be; None if nothing came for so long."""
+        with move_on_after(seconds):
+            while self.news is None or not (self.news.ended or self.news.number > number):
+                await self.changed.wait()
+            return self.news
+        return None
+
+    def tell(self, news: News) -> None:
+        self.news = news
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class JobWatch:
+    """Used by the event loop's thread. It looks only while somebody watches."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._jobs: dict[str, Watched] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._new = asyncio.Event()
+
+    @contextmanager
+    def watching(self, job_id: str) -> Iterator[Watched]:
+        job = self._jobs.setdefault(job_id, Watched())
+        job.streams += 1
+        self._new.set()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield job
+        finally:
+            job.streams -= 1
+            if not job.streams:
+                del self._jobs[job_id]
+
+    async def _look(self) -> None:
+        while self._jobs:
+            self._new.clear()
+            begun = time.monotonic()
+            try:
+                self._tell(await to_thread.run_sync(self._read, list(self._jobs)))
+            except Exception as error:  # noqa: BLE001 - the streams go on when the catalogue does
+                log_failure(error)
+            took = time.monotonic() - begun
+            if took < LOOK_SECONDS:  # a new stream is shown its job at once
+                with move_on_after(LOOK_SECONDS):
+                    await self._new.wait()
+            await asyncio.sleep(took * (1 / SHARE - 1))
+
+    def _read(self, job_ids: list[str]) -> dict[str, News]:
+        found = job_events(self._catalogue, job_ids)
+        return {job_id: _news(*found[job_id]) if job_id in found else GONE for job_id in job_ids}
+
+    def _tell(self, found: dict[str, News]) -> None:
+        for job_id, news in found.items():
+            job = self._jobs.get(job_id)
+            if job is not None and (job.news is None or news.ended or news.number > job.news.number):
+                job.tell(news)
+
+
+def _news(number: int, shown: dict[str, Any]) -> News:
+    text = json.dumps(shown, ensure_ascii=False)
+    return News(number, f"id: {number}\nevent: job\ndata: {text}\n\n", shown["status"] in ENDED)
