@@ -124,8 +124,10 @@ class TextEmbedder(Protocol):
 # --- stored KV -------------------------------------------------------------------------------------------------
 
 LAYOUT = "lkhtd-1"  # per layer: K [kv_heads, tokens, head_dim] before RoPE, then V [kv_heads, tokens, head_dim]
-# Codecs to choose from. A profile says "transform:<digest of its basis>" for either of the last two.
-CODEC_NAMES = ("raw", "lossless", "int8", "int4", "transform", "transform8")
+# Codecs to choose from. A profile says "transform:<digest of its basis>" for either of the last two;
+# the others need nothing of a model.
+BASISLESS_CODECS = ("raw", "lossless", "int8", "int4")
+CODEC_NAMES = (*BASISLESS_CODECS, "transform", "transform8")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ ABOUT = (
     "Read a corpus once, reuse its KV in every prompt. A corpus is an OpenAI vector store, a document is a file in it; OpenAI's "
     "clients work unmodified. Every error has OpenAI's shape."
 )
-OPEN = ("/healthz", "/readyz", "/metrics")  # without a key
+OPEN = ("/healthz", "/readyz", "/metrics", "/auth/config", "/auth/login", "/auth/callback")  # without a key
 SIGNED = ("/site/", "/hooks/")  # by a signature in the request
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MEDIA = {  # of answers that are no JSON
@@ -47,6 +47,9 @@ EXAMPLES: Mapping[str, Any] = {
         "tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}],
         "include": ["file_search_call.results"],
     },
+    "/v1/tenants": {"id": "subsidiary", "quota_bytes": 500_000_000_000, "tokens_per_day": 20_000_000},
+    "/v1/tenants/{tenant_id}": {"disabled": True},
+    "/v1/sharing_groups/{name}": {"tenants": ["default", "subsidiary"]},
     "/v1/embeddings": {"model": "any", "input": ["one text", "another"], "encoding_format": "base64"},
     "/v1/rerank": {"query": "invoices", "documents": ["Invoices are due.", "Cats sleep."], "top_n": 1},
     "/retrieval": {

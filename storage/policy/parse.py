@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from storage.codecs import CODECS
-from storage.codecs.transform import TRANSFORMS
 from storage.cron import next_due
 from storage.errors import UserError
 from storage.policy.rules import Hits, Hook, Match, Policy, Rates, Rule, Span
 from storage.policy.source import Item, PolicyError, plain, read_yaml
 from storage.policy.times import comparison, duration, plain_schedule
 from storage.policy.types import ACTIONS, DEFAULT_RULE, DEFAULT_TIER, TIERS, Actions, DocumentFacts, Keep, Prefetch
+from storage.types import BASISLESS_CODECS, CODEC_NAMES
 
 MOST_RULES = 1000
 MOST_DAYS = 90  # for which uses are remembered by day
@@ -164,19 +163,19 @@ class _Parser:
     def codec(self, item: Item, name: str) -> str | None:
         """The stored object's. Reports all that is wrong with a mapping but its `disk`."""
         if not isinstance(item.value, dict):
-            return self.choice(item, name, (*CODECS, *TRANSFORMS))
+            return self.choice(item, name, CODEC_NAMES)
         body = self.fields(item, name, ("store", "object", *reversed(TIERS)))
         if {"store", "object"} <= body.keys():
             self.wrong(body["object"], f"the stored object's {name} is named twice: object is another word for store")
         for tier in body.keys() & {"memory", "device"}:
             self.choice(body[tier], f"{name} in {tier}, where KV lies as it is used,", ("raw",))
         own = body.get("store", body.get("object"))
-        return self.choice(own, name, (*CODECS, *TRANSFORMS)) if own else None
+        return self.choice(own, name, CODEC_NAMES) if own else None
 
     def disk_codec(self, item: Item, name: str) -> str | None:
         """Of the table only: a transform codec is one with the basis of a model, and a rule knows no model."""
         disk = item.value.get("disk") if isinstance(item.value, dict) else None
-        return self.choice(disk, f"{name} on disk", tuple(CODECS)) if disk else None
+        return self.choice(disk, f"{name} on disk", BASISLESS_CODECS) if disk else None
 
     def sites(self, item: Item, name: str) -> tuple[str, ...]:
         names = self.texts(item, name)

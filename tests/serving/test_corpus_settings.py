@@ -52,4 +52,5 @@ def test_nonsense_is_refused_and_changes_nothing(body: Any, site: Site) -> None:
         assert reply.status_code in (400, 422), reply.text
         assert reply.json()["error"]["message"]
         unchanged = {"emphasis": {}, "conditioning": "none", "keep_versions": 0, "versions_from": None}
+        unchanged |= {"access": [], "sharing": {"group": None}}
         assert http.get(url).json() == {"object": "corpus.settings", "corpus_id": corpus, **unchanged}

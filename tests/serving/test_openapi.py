@@ -97,7 +97,7 @@ def test_schemathesis_finds_nothing(site: Site) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/nothing", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/nothing", 404, "unknown_url"),
         ("PUT", "/v1/models", 405, "method_not_allowed"),
         ("PATCH", "/retrieval", 405, "method_not_allowed"),
         ("POST", "/v1/responses", 400, "invalid_request"),
