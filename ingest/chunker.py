@@ -11,6 +11,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ingest.pieces import GLUED, Piece, Ruler, pieces_of, sections_of
 from storage.types import Anchor, Chunk, ParsedDocument, TextTokenizer
@@ -48,10 +49,8 @@ def cut(
 
 def _pack(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[int, int]]:
     """Runs [start, end) of pieces, each within the limits by count."""
-    sums: list[list[int]] = [[0] for _ in ruler.limits]
-    for piece in pieces:
-        for total, size in zip(sums, piece.sizes, strict=True):
-            total.append(total[-1] + size)
+    columns = zip(*(piece.sizes for piece in pieces), strict=True)
+    sums = [list(accumulate(sizes, initial=0)) for sizes in columns]
     start = 0
     while start < len(pieces):
         end = _end_of_run(pieces, sums, start, ruler)

@@ -38,6 +38,7 @@ class FileLease:
     job_id: str
     tenant_id: str
     token: str
+    attempt: int = 0  # runs of the file that have failed
 
 
 def _claimable(now: float) -> ColumnElement[bool]:
@@ -89,7 +90,7 @@ def claim_file(
             return None
         row.status, row.lease_owner, row.lease_expires = "leased", lease_token(owner), now + seconds
         _started(session, row.job_id, now, row.attempt + 1)
-        return FileLease(row.id, row.job_id, tenant, row.lease_owner)
+        return FileLease(row.id, row.job_id, tenant, row.lease_owner, row.attempt)
 
 
 def _first_file(session: Session, jobs: list[ColumnElement[bool]], now: float) -> JobFile | None:

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from typing import NamedTuple
 
 from storage.types import Block, ParsedDocument, TextTokenizer
 
@@ -28,8 +29,7 @@ _WORD = re.compile(r"\S+")
 _CODE = frozenset({"code", "definition"})
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A span packed whole. `level`: how good a cut before it is; `sizes`: its count under each limit."""
 
     start: int
@@ -130,14 +130,16 @@ class Ruler:
         tokens = self._tokenizer.count(self.text[start : min(last, end + _GAP)])
         if self._embedder is None:
             return (tokens,)
-        return (
-            tokens,
-            self._embedder(self.text[start:end]) if tokens <= self.limits[0] else self.limits[-1] + 1,
-        )
+        if tokens > self.limits[0]:
+            return (tokens, self.limits[-1] + 1)
+        return (tokens, self._embedder(self.text[start:end]))
 
     def fits(self, sizes: Sequence[int], taken: Sequence[int]) -> bool:
         """Whether something of these sizes goes into a chunk beside what has taken its place already."""
-        return all(a + b <= limit for a, b, limit in zip(sizes, taken, self.limits, strict=True))
+        for size, there, limit in zip(sizes, taken, self.limits, strict=True):
+            if size + there > limit:
+                return False
+        return True
 
     def ids(self, start: int, end: int) -> tuple[int, ...]:
         """The token ids of exactly this span."""
@@ -186,7 +188,7 @@ class Ruler:
 def pieces_of(section: Section, ruler: Ruler) -> list[Piece]:
     """The section in pieces: blocks that fit whole, and parts of those that do not."""
     pieces: list[Piece] = []
-    above = (0,) * len(ruler.limits)  # what the headings directly above take of the next chunk
+    above = nothing = (0,) * len(ruler.limits)  # what the headings directly above take of the next chunk
     for block in section.blocks:
         level = GLUED if any(above) else BLOCK
         sizes = ruler.sizes(block.start, block.end)
@@ -197,9 +199,9 @@ def pieces_of(section: Section, ruler: Ruler) -> list[Piece]:
         if block.kind == "heading":
             above = tuple(a + b for a, b in zip(above, sizes, strict=True))
             if not ruler.fits(above, [limit // 4 for limit in ruler.limits]):
-                above = (0,) * len(above)  # no room for a body beside such a heading
+                above = nothing  # no room for a body beside such a heading
         else:
-            above = (0,) * len(above)
+            above = nothing
     return pieces
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -25,22 +25,22 @@ from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.expand import Unpacked, commit_members, members, unpack
 from ingest.files import drop_source_files, open_file
-from ingest.jobs import advance, lock_job, mark_cancelled, settle
+from ingest.jobs import advance, lock_job, settle
 from ingest.languages import suffix_of
-from ingest.leases import FileLease, Hold, LeaseLost, fail, finish, give_back, owned
+from ingest.leases import FileLease, Hold, finish, owned
 from ingest.purge import release, try_sweep
 from ingest.reindex import Reindexer
+from ingest.run import FileRun, Rest, end_file
 from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
-from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable, UserError
+from storage.errors import Cancelled, FileError, ObjectMissing, UserError
 from storage.policy.types import Decision
-from storage.types import Chunk, ObjectStore, TextEmbedder, embedded_text, indexed_text
+from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text, indexed_text
 
 log = structlog.get_logger()
 EMBED_BATCH = 32
-RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
 
 
 @dataclass(frozen=True)
@@ -75,65 +75,27 @@ class Pipeline:
 
     def process(self, lease: FileLease) -> None:
         """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
-        try:
-            with Hold(self.catalogue, lease, self.lease_seconds) as hold:
-                self._run(lease, hold)
-        except LeaseLost:
-            log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)
-        except Cancelled as error:
-            message = str(error)
-            self._end(lease, lambda session, row: mark_cancelled(session, row, message))
-        except FileError as error:
-            code, message = error.code, str(error)
-            self._end(lease, lambda session, row: fail(session, row, code, message))
-        except UserError as error:  # the corpus waits for a reindex
-            message = str(error)
-            self._end(lease, lambda session, row: fail(session, row, "embedding_failed", message))
-        except ObjectMissing:
-            self._end(
-                lease, lambda session, row: fail(session, row, "storage_error", "the stored file is gone")
-            )
-        except (StorageUnavailable, Overloaded):
-            self._try_again(lease, "storage_error", "the store did not answer", RETRY_DELAY)
-        except Exception as error:  # noqa: BLE001 - a fault of ours in one file must not stop the others
-            log.error("ingest_fault", job=lease.job_id, file=lease.job_file_id, error=type(error).__name__)
-            self._try_again(lease, "worker_lost", f"the worker failed with {type(error).__name__}", 0.0)
+        self.begin(lease).finish()
 
-    # --- ends ---
-
-    def _end(self, lease: FileLease, end: Callable[[Session, JobFile], None]) -> None:
-        try:
-            with self.catalogue.write() as session:
-                end(session, owned(session, lease))
-                settle(session, lease.job_id)
-        except LeaseLost:
-            log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)
-
-    def _try_again(self, lease: FileLease, code: str, message: str, delay: float) -> None:
-        def end(session: Session, row: JobFile) -> None:
-            job = lock_job(session, lease.job_id)
-            if job is None or job.status == "cancelling":
-                mark_cancelled(session, row)
-            else:
-                give_back(session, row, job.max_attempts, code, message, delay * 2**row.attempt)
-
-        self._end(lease, end)
+    def begin(self, lease: FileLease) -> FileRun:
+        """Fetch and parse the file; what is left to do may be done in another thread."""
+        return FileRun(self.catalogue, lease, self.lease_seconds, lambda hold: self._first(lease, hold))
 
     # --- the run ---
 
-    def _run(self, lease: FileLease, hold: Hold) -> None:
-        if self.reindexer is not None and self.reindexer.takes(lease):
-            self.reindexer.run(lease, hold)
-            return
+    def _first(self, lease: FileLease, hold: Hold) -> Rest | None:
+        reindexer = self.reindexer
+        if reindexer is not None and reindexer.takes(lease):
+            return lambda: reindexer.run(lease, hold)
         work = self._load(lease)
         if work is None:
-            self._end(lease, lambda session, row: finish(session, row, "done"))
-        elif work.row.action == "delete":
-            self._delete(lease)
-        elif work.row.action == "rename":
-            self._rename(lease, hold)
-        else:
-            self._upsert(lease, work, hold)
+            end_file(self.catalogue, lease, lambda session, row: finish(session, row, "done"))
+            return None
+        if work.row.action == "delete":
+            return lambda: self._delete(lease)
+        if work.row.action == "rename":
+            return lambda: self._rename(lease, hold)
+        return self._upsert(lease, work, hold)
 
     def _load(self, lease: FileLease) -> Work | None:
         """What the run is about; None where a document is to be deleted that has gone already."""
@@ -147,20 +109,22 @@ class Pipeline:
                 raise Cancelled("the document was deleted")
             return Work(row, document, corpus, session.get(File, row.file_id) if row.file_id else None)
 
-    def _upsert(self, lease: FileLease, work: Work, hold: Hold) -> None:
-        if work.file is None:
+    def _upsert(self, lease: FileLease, work: Work, hold: Hold) -> Rest | None:
+        if (file := work.file) is None:
             raise ObjectMissing("the file was deleted")
-        done_hash = self.done_hash(work.file.sha256, work.row.path, work.corpus.conditioning)
-        if work.document.done_hash == done_hash and self._keep(lease, work.file, done_hash):
-            return
-        with open_file(self.objects, work.file) as stream:
+        done_hash = self.done_hash(file.sha256, work.row.path, work.corpus.conditioning)
+        if work.document.done_hash == done_hash and self._keep(lease, file, done_hash):
+            return None
+        with open_file(self.objects, file) as stream:
             self._stage(lease, "extract", hold)
             if is_archive(stream):
                 found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, stream, hold.check)
-                self._commit_archive(lease, work.file, done_hash, found)
-                return
+                return lambda: self._commit_archive(lease, file, done_hash, found)
             data = stream.read()
-        new = self._prepare(lease, work, work.file, data, done_hash, hold)
+        parsed = self.parser.parse(data, work.row.path, hold.check)
+        return lambda: self._commit(lease, self._prepare(lease, work, file, parsed, done_hash, hold), hold)
+
+    def _commit(self, lease: FileLease, new: Prepared, hold: Hold) -> None:
         hold.check()
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
@@ -168,7 +132,7 @@ class Pipeline:
             old_file = document.file_id
             commit(session, self.index, row, document, corpus, new)
             settle(session, lease.job_id)
-        self._clean_up(lease.tenant_id, [old_file] if old_file != work.file.id else [])
+        self._clean_up(lease.tenant_id, [old_file] if old_file != new.file.id else [])
 
     def done_hash(self, sha256: str, path: str, conditioning: str) -> str:
         """What a document's chunks depend on: its content, its name (which chooses the parser), what its corpus is
@@ -190,9 +154,8 @@ class Pipeline:
         return True
 
     def _prepare(
-        self, lease: FileLease, work: Work, file: File, data: bytes, done_hash: str, hold: Hold
+        self, lease: FileLease, work: Work, file: File, parsed: ParsedDocument, done_hash: str, hold: Hold
     ) -> Prepared:
-        parsed = self.parser.parse(data, work.row.path, hold.check)
         self._stage(lease, "chunk", hold)
         chunks = list(self.cut(parsed))
         if not chunks:
@@ -225,11 +188,15 @@ class Pipeline:
             advance(session, lease.job_id, stage)
 
     def _embed(self, chunks: Sequence[Chunk | ChunkRow], path: str, hold: Hold) -> list[list[float] | None]:
-        vectors: list[list[float] | None] = []
-        for start in range(0, len(chunks), EMBED_BATCH):
+        """A vector per chunk, or None. Texts of like length go to the encoder together: it pads the shorter ones."""
+        texts = [embedded_text(self.embedder, c.text, c.headings, path) for c in chunks]
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        vectors: list[list[float] | None] = [None] * len(texts)
+        for start in range(0, len(order), EMBED_BATCH):
             hold.check()
-            some = chunks[start : start + EMBED_BATCH]
-            vectors += self._embed_batch([embedded_text(self.embedder, c.text, c.headings, path) for c in some])
+            some = order[start : start + EMBED_BATCH]
+            for index, vector in zip(some, self._embed_batch([texts[index] for index in some]), strict=True):
+                vectors[index] = vector
         return vectors
 
     def _embed_batch(self, texts: Sequence[str]) -> list[list[float] | None]:

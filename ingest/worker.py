@@ -1,8 +1,13 @@
-"""The ingest worker's loop: claim a file, bring it to its end, and look again. Jobs are planned in a thread beside, so
-that nobody's file waits while another tenant's source is listed and read."""
+"""The ingest worker's loop: claim a file, bring it to its end, and look again.
+
+While one file is computed the next is claimed, fetched and parsed in a thread beside: one ahead, no more. Jobs are planned
+in another thread, so that nobody's file waits while another tenant's source is listed and read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +26,7 @@ from ingest.leases import (
     give_back_plan,
     renew_plan,
 )
+from ingest.run import FileRun
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
 from storage.catalogue.schema import Job
@@ -32,7 +38,9 @@ PLAN_DELAY = 5.0  # seconds until a plan is tried again whose store did not answ
 
 
 class Process(Protocol):
-    def process(self, lease: FileLease) -> None: ...
+    def begin(self, lease: FileLease) -> FileRun:
+        """Do the first half of a file's run: what needs no model."""
+        ...
 
 
 class Planner(Protocol):
@@ -54,6 +62,7 @@ class IngestWorker:
     _last_tenant: str | None = None
     _planner: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="plan"))
     _planning: Future[bool] | None = None
+    _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="ahead"))
 
     def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
         """Work until nothing is due, `stop()` says so, or the time is up; the number of files that were
@@ -66,15 +75,29 @@ class IngestWorker:
 
     def _drain(self, job_id: str | None, stop: Callable[[], bool], seconds: float | None) -> int:
         until = None if seconds is None else time.monotonic() + seconds
+
+        def more() -> bool:
+            return not stop() and (until is None or time.monotonic() < until)
+
         files = 0
-        while not stop() and (until is None or time.monotonic() < until):
-            if self._planning is None or self._planning.done():
-                self._planning = self._planner.submit(self._plan_one, job_id)
-            if self._work_one(job_id):
+        ahead: _Ahead | None = None
+        try:
+            while ahead is not None or more():
+                if self._planning is None or self._planning.done():
+                    self._planning = self._planner.submit(self._plan_one, job_id)
+                run, looked, ahead = (ahead.take() if ahead else self._begin_one(job_id)), ahead is None, None
+                if run is None and looked and not self._has_planned(self._planning):
+                    break
+                if run is None:
+                    continue  # what has been finished meanwhile may have brought more: an archive's files
+                if not run.alone and more():
+                    ahead = _Ahead(self._reader, lambda: self._begin_one(job_id))
+                run.finish()
                 files += 1
                 self.ring("precompute")
-            elif not self._has_planned(self._planning):
-                break
+        finally:
+            if ahead is not None:
+                ahead.leave()
         return files
 
     def _has_planned(self, planning: Future[bool]) -> bool:
@@ -84,15 +107,14 @@ class IngestWorker:
         except TimeoutError:
             return True
 
-    def _work_one(self, job_id: str | None) -> bool:
+    def _begin_one(self, job_id: str | None) -> FileRun | None:
         lease = claim_file(
             self.catalogue, self.owner, self.lease_seconds, job_id=job_id, last_tenant=self._last_tenant
         )
         if lease is None:
-            return False
+            return None
         self._last_tenant = lease.tenant_id
-        self.pipeline.process(lease)
-        return True
+        return self.pipeline.begin(lease)
 
     def _plan_one(self, job_id: str | None) -> bool:
         if self.planner is None:
@@ -130,3 +152,27 @@ class IngestWorker:
             row.lease_owner = row.lease_expires = None
             end(row)
             settle(session, row.id)
+
+
+class _Ahead:
+    """The next file, begun in a thread while the one before it is finished."""
+
+    def __init__(self, thread: ThreadPoolExecutor, begin: Callable[[], FileRun | None]) -> None:
+        self._wanted = threading.Event()
+        self._run = thread.submit(self._until_wanted, begin)
+
+    def _until_wanted(self, begin: Callable[[], FileRun | None]) -> FileRun | None:
+        if (run := begin()) is not None:
+            run.wait(self._wanted)
+        return run
+
+    def take(self) -> FileRun | None:
+        """The run, whose turn it is; None if no file is due."""
+        self._wanted.set()
+        return self._run.result()
+
+    def leave(self) -> None:
+        """Give the file up: this worker has broken down."""
+        with contextlib.suppress(Exception):
+            if (run := self.take()) is not None:
+                run.leave()

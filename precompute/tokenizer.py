@@ -9,8 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from precompute.word_cache import WordCache, parts_at_blanks
+from precompute.fast_tokenizer import FastTokenizer, parts_at_blanks
 from storage.errors import ModelUnsupported
+from storage.words import words_of
 
 
 class ReaderTokenizer:
@@ -25,19 +26,22 @@ class ReaderTokenizer:
         self._control = _unbounded(text)
         self._plain = _unbounded(text)
         self._plain.encode_special_tokens = True
-        self._words = WordCache(self._plain) if parts_at_blanks(self._plain) else None
+        self._fast = FastTokenizer(self._plain)
+        self._by_words = parts_at_blanks(self._plain)
         chat = str(getattr(loaded, "chat_template", None) or "")
         self.fingerprint = hashlib.sha256((text + "\0" + chat).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of document or user text; `<|im_end|>` and its like come out as ordinary tokens."""
-        if self._words is not None:
-            return self._words.ids(text)
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return self._fast.ids(text)
 
     def count(self, text: str) -> int:
-        """The length of `encode(text)`; where that is cheaper, give or take one or two a line."""
-        return len(self.encode(text)) if self._words is None else self._words.count(text)
+        """The length of `encode(text)`; where words are tokens by themselves, theirs and one for each line end: about as
+        many, and the same wherever the text stands."""
+        if not self._by_words:
+            return self._fast.size(text)
+        words = words_of(text)
+        return (self._fast.size(" " + words) if words else 0) + text.count("\n")
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(e.ids) for e in self._plain.encode_batch(list(texts), add_special_tokens=False)]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
 
+from retrieval.word_pieces import WordPieces
 from storage.errors import FileError, UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ FINGERPRINTED = (
     "*/config.json",
 )
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
-MOST_WORDS, LONGEST_WORD = 100_000, 64  # remembered with their number of tokens; characters
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +74,10 @@ class SentenceEmbedder:
             return int(self._model.get_embedding_dimension())
 
     def count_tokens(self, text: str) -> int:
-        if self._word_counts is None:
-            return len(self._counter.encode(_clean(text)))
-        words, around = self._word_counts
-        return sum(map(words.__getitem__, text.split())) + around
+        return self._pieces.count(text)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        encoded = [self._cutter.encode(_clean(text)[: self._max_characters]) for text in texts]
+        encoded = self._pieces.ids([text[: self._max_characters] for text in texts])
         rows: list[np.ndarray | None] = [None] * len(encoded)
         for batch in _by_length(encoded, self._batch):
             for index, row in zip(batch, self._rows([encoded[i] for i in batch]), strict=True):
@@ -89,26 +85,8 @@ class SentenceEmbedder:
         return self._without_gaps(rows)
 
     @cached_property
-    def _counter(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
-    @cached_property
-    def _word_counts(self) -> tuple[_WordCounts, int] | None:
-        """Counts by word, and the special tokens around a text; None for a tokenizer that reads across blanks."""
-        spec = json.loads(self._counter.to_str())
-        whole = spec["model"]["type"] == "WordPiece" and (spec["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
-        blanks = any(" " in token["content"] for token in spec["added_tokens"])
-        return (_WordCounts(self._counter), len(self._counter.encode(""))) if whole and not blanks else None
-
-    @cached_property
-    def _cutter(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-        tokenizer.enable_truncation(self.max_tokens)
-        tokenizer.no_padding()
-        return tokenizer
+    def _pieces(self) -> WordPieces:
+        return WordPieces((self._folder / "tokenizer.json").read_text("utf-8"), self.max_tokens)
 
     @property
     def _max_characters(self) -> int:
@@ -129,7 +107,7 @@ class SentenceEmbedder:
         )
         return model.eval()
 
-    def _rows(self, batch: list[Encoding]) -> Sequence[np.ndarray | None]:
+    def _rows(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
         """Unit vectors of one batch; None for a text that fails even alone."""
         try:
             return self._unit_vectors(batch)
@@ -139,7 +117,7 @@ class SentenceEmbedder:
                 return [None]
         return [self._rows([one])[0] for one in batch]
 
-    def _unit_vectors(self, batch: list[Encoding]) -> Sequence[np.ndarray | None]:
+    def _unit_vectors(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
         import torch
 
         with self._lock, torch.inference_mode():
@@ -149,16 +127,16 @@ class SentenceEmbedder:
         usable = np.isfinite(norms) & (norms > 0)
         return [row / norm if good else None for row, norm, good in zip(vectors, norms, usable, strict=True)]
 
-    def _features(self, batch: list[Encoding]) -> dict[str, torch.Tensor]:
+    def _features(self, batch: list[list[int]]) -> dict[str, torch.Tensor]:
         import torch
 
         tokenizer = self._model.tokenizer
-        width = max(len(one.ids) for one in batch)
+        width = max(map(len, batch))
         ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
         mask = torch.zeros_like(ids)
         for row, one in enumerate(batch):
-            ids[row, : len(one.ids)] = torch.tensor(one.ids)
-            mask[row, : len(one.ids)] = 1
+            ids[row, : len(one)] = torch.tensor(one)
+            mask[row, : len(one)] = 1
         features = {"input_ids": ids, "attention_mask": mask}
         if "token_type_ids" in tokenizer.model_input_names:
             features["token_type_ids"] = torch.zeros_like(ids)
@@ -168,25 +146,9 @@ class SentenceEmbedder:
         if rows and all(row is None for row in rows):
             raise FileError("The embedding model failed on every text it was given.", code="embedding_failed")
         if any(row is None for row in rows):
-            blank = self._unit_vectors([self._cutter.encode("")])[0]
+            blank = self._unit_vectors(self._pieces.ids([""]))[0]
             rows = [blank if row is None else row for row in rows]
         return [row.tolist() for row in rows if row is not None]
-
-
-class _WordCounts(dict[str, int]):
-    """The tokens of each word seen. Safe for threads: a lost entry is made again."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-
-    def __missing__(self, word: str) -> int:
-        count = len(self._tokenizer.encode(_clean(word), add_special_tokens=False))
-        if len(word) <= LONGEST_WORD:
-            if len(self) >= MOST_WORDS:
-                self.clear()
-            self[word] = count
-        return count
 
 
 def find_model(model: str) -> Path:
@@ -216,13 +178,8 @@ def _fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _clean(text: str) -> str:
-    """A lone surrogate has no UTF-8, and the tokenizer would refuse it."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _by_length(encoded: Sequence[Encoding], batch: int) -> Iterator[list[int]]:
+def _by_length(encoded: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:
     """Indices in batches of like length, so that little is spent on padding."""
-    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index].ids))
+    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
     for start in range(0, len(order), batch):
         yield order[start : start + batch]

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from storage.errors import ObjectDamaged, ObjectMissing, StorageTimeout, StorageUnavailable
 
@@ -25,8 +25,7 @@ class Anchor:
     headings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A structural unit of a document's text, [start, end) in characters. Blocks are ordered and do not overlap.
 
     `kind`: heading | paragraph | list | table | code | definition (function, class, method).

@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ingest.encoding import decode
+from ingest.parsers.markdown_plain import PLAIN, Plain, plain_rule
 from ingest.parsers.outline import Mark, Outline, anchors_of
 from ingest.parsers.prose import Lines, prose_blocks
 from storage.types import Block, ParsedDocument
@@ -21,7 +22,8 @@ _KINDS = {"fence": "code", "code_block": "code", "table_open": "table", "bullet_
 
 @dataclass(frozen=True)
 class MarkdownParser:
-    """Headings, paragraphs, lists, tables, code. Inline markup is left as it is written."""
+    """Headings, paragraphs, lists, tables, code. Inline markup is left as it is written. What is plain is found by a rule of
+    ours, which is quick (`markdown_plain.py`), everything else by markdown-it."""
 
     name: str = "markdown"
     version: int = 1
@@ -41,7 +43,11 @@ def markdown_blocks(text: str, outline: Outline) -> list[Block]:
     body = text if front is None else "\n" * skipped + text[source.starts[skipped] :]
     blocks = [Block("code", 0, source.end(skipped - 1), ())] if front else []
     for tokens in _top_level(_reader().parse(body)):
-        blocks += _blocks(source, tokens, outline)
+        if tokens[0].type == PLAIN:
+            for plain in tokens[0].meta[PLAIN]:
+                blocks += _plain_blocks(source, plain, outline)
+        else:
+            blocks += _blocks(source, tokens, outline)
     return blocks
 
 
@@ -49,6 +55,7 @@ def _reader() -> MarkdownIt:
     reader = MarkdownIt("commonmark").enable("table").disable("reference")
     # Blocks only: inline parsing costs time for nothing, and "normalize" would shift the line maps.
     reader.core.ruler.enableOnly(["block"])
+    reader.block.ruler.before("table", PLAIN, plain_rule)
     return reader
 
 
@@ -77,6 +84,14 @@ def _blocks(source: Lines, tokens: Sequence[Token], outline: Outline) -> list[Bl
     header = _table_header(source, tokens) if kind == "table" else ""
     breaks = tuple(source.starts[line] for line in _break_lines(tokens, first, last))
     return [Block(kind, source.starts[first], source.end(last - 1), outline.path, header, breaks)]
+
+
+def _plain_blocks(source: Lines, plain: Plain, outline: Outline) -> list[Block]:
+    if plain.kind == "paragraph":
+        return prose_blocks(source, plain.first, plain.last, outline, plain=False)
+    path = outline.enter(Mark("level", plain.level), plain.title) if plain.kind == "heading" else outline.path
+    breaks = tuple(source.starts[line] for line in plain.items)
+    return [Block(plain.kind, source.starts[plain.first], source.end(plain.last - 1), path, "", breaks)]
 
 
 def _trimmed(source: Lines, first: int, last: int) -> tuple[int, int]:

@@ -67,9 +67,10 @@ def test_a_text_the_model_fails_on_is_left_blank_and_logged(
 ) -> None:
     embedder = SentenceEmbedder(batch=3)
     features = embedder._features
+    (poison,) = embedder._pieces.ids(["poison"])
 
-    def fail_on_poison(batch: list) -> dict:
-        if any("poison" in one.tokens for one in batch):
+    def fail_on_poison(batch: list[list[int]]) -> dict:
+        if any(poison[1] in one for one in batch):
             raise RuntimeError("kernel")
         return features(batch)
 

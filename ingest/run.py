@@ -1,0 +1,128 @@
+"""One leased file's run, in two halves: what needs no model (fetch, parse), and the rest (cut, embed, commit).
+
+Between them the file waits for its turn, so that a worker may read the next file while it computes one. A run
+comes to its end whatever happens, in either half or between them: only a lost lease leaves the file to whoever holds it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+from sqlalchemy.orm import Session
+
+from ingest.jobs import lock_job, mark_cancelled, settle
+from ingest.leases import FileLease, Hold, LeaseLost, fail, give_back, owned
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.schema import JobFile
+from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable, UserError
+
+log = structlog.get_logger()
+RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
+_LOOK_SECONDS = 0.2  # how often a file that waits for its turn asks whether it is still wanted
+
+Rest = Callable[[], None]
+
+
+class FileRun:
+    """A file under its lease, which a heartbeat renews from the first half to the end."""
+
+    def __init__(
+        self, catalogue: Catalogue, lease: FileLease, seconds: float, first: Callable[[Hold], Rest | None]
+    ) -> None:
+        """Do the first half. It gives the second one, or None if it has ended the file."""
+        self._catalogue, self._lease = catalogue, lease
+        self._hold = Hold(catalogue, lease, seconds)
+        self._rest: Rest | None = None
+        self._hold.__enter__()
+
+        def begin() -> None:
+            self._rest = first(self._hold)
+
+        self._do(begin)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other file may be in hand meanwhile: an earlier run of this one failed, and perhaps killed its worker."""
+        return self._lease.attempt > 0
+
+    def wait(self, wanted: threading.Event) -> None:
+        """Return once it is this file's turn. If its job is cancelled, or its lease lost, it ends before."""
+        while self._rest is not None and not wanted.wait(_LOOK_SECONDS):
+            self._do(self._hold.check)
+
+    def leave(self) -> None:
+        """Do no more about the file: its lease runs out, and another run takes it up."""
+        if self._rest is not None:
+            self._rest = None
+            self._stop()
+
+    def finish(self) -> None:
+        """Do the second half, if there still is one."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self._do(rest)
+
+    def _do(self, part: Callable[[], None]) -> None:
+        """Do a part of the run, and end the file if that fails. Once nothing is left, the lease is renewed no more."""
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one file must not stop the others
+            self._rest = None
+            self._stop()
+            self._failed(error)
+            return
+        except BaseException:
+            self._stop()
+            raise
+        if self._rest is None:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._hold.__exit__(None, None, None)
+
+    # --- ends ---
+
+    def _failed(self, error: Exception) -> None:
+        lease, message = self._lease, str(error)
+        match error:
+            case LeaseLost():
+                log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)
+            case Cancelled():
+                self.end(lambda session, row: mark_cancelled(session, row, message))
+            case FileError():
+                code = error.code
+                self.end(lambda session, row: fail(session, row, code, message))
+            case UserError():  # the corpus waits for a reindex
+                self.end(lambda session, row: fail(session, row, "embedding_failed", message))
+            case ObjectMissing():
+                self.end(lambda session, row: fail(session, row, "storage_error", "the stored file is gone"))
+            case StorageUnavailable() | Overloaded():
+                self._try_again("storage_error", "the store did not answer", RETRY_DELAY)
+            case _:
+                log.error("ingest_fault", job=lease.job_id, file=lease.job_file_id, error=type(error).__name__)
+                self._try_again("worker_lost", f"the worker failed with {type(error).__name__}", 0.0)
+
+    def end(self, end: Callable[[Session, JobFile], None]) -> None:
+        end_file(self._catalogue, self._lease, end)
+
+    def _try_again(self, code: str, message: str, delay: float) -> None:
+        def end(session: Session, row: JobFile) -> None:
+            job = lock_job(session, self._lease.job_id)
+            if job is None or job.status == "cancelling":
+                mark_cancelled(session, row)
+            else:
+                give_back(session, row, job.max_attempts, code, message, delay * 2**row.attempt)
+
+        self.end(end)
+
+
+def end_file(catalogue: Catalogue, lease: FileLease, end: Callable[[Session, JobFile], None]) -> None:
+    """End a file under its lease, if that is not lost."""
+    try:
+        with catalogue.write() as session:
+            end(session, owned(session, lease))
+            settle(session, lease.job_id)
+    except LeaseLost:
+        log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)

@@ -1,0 +1,202 @@
+"""While one file is computed the next is read: one ahead, no more, and no file is lost or done twice by it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from fixtures_work import WordEmbedder, Work
+
+from ingest.jobs import cancel
+from ingest.leases import reap
+from ingest.worker import IngestWorker
+from storage.catalogue.schema import ChunkRow, Job, JobFile
+
+PATIENCE = 30.0  # seconds that a busy machine may take for what takes none
+
+
+@dataclass
+class Watched:
+    """Says when a file is parsed and when its text is embedded, and does what a test asks meanwhile."""
+
+    work: Work
+    events: list[str] = field(default_factory=list)
+    embedding: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        self.work.parser.accident = lambda name: self.events.append(f"parse {name}")
+        watched = self
+
+        class Embedder(WordEmbedder):
+            def embed(self, texts: Sequence[str]) -> list[list[float]]:
+                watched.events.append(f"embed {texts[0]}")
+                watched.embedding(texts[0])
+                watched.events.append(f"embedded {texts[0]}")
+                return super().embed(texts)
+
+        pipeline = replace(self.work.pipeline, embedder=Embedder())
+        self.worker = IngestWorker(
+            self.work.catalogue, pipeline, None, "w1", self.work.rung.append, self.work.lease_seconds
+        )
+
+    def until(self, event: str) -> None:
+        wait_for(lambda: event in self.events, event)
+
+    @property
+    def leased(self) -> int:
+        return self.work.count(JobFile, JobFile.status == "leased")
+
+
+def wait_for(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def watched(work: Work) -> Watched:
+    return Watched(work)
+
+
+def three(work: Work) -> dict[str, Any]:
+    return work.upload(work.corpus(), {"a.txt": "first", "b.txt": "second", "c.txt": "third"})
+
+
+def test_the_next_file_is_parsed_while_one_is_embedded(watched: Watched) -> None:
+    def embedding(text: str) -> None:
+        if text.endswith("first"):
+            watched.until("parse b.txt")
+        if text.endswith("second"):
+            watched.until("parse c.txt")
+
+    watched.embedding = embedding
+    three(watched.work)
+    assert watched.worker.drain() == 3
+    assert watched.work.count(JobFile, JobFile.status == "done") == 3
+    assert watched.work.count(ChunkRow) == 3
+
+
+def test_a_worker_is_one_file_ahead_and_no_more(watched: Watched) -> None:
+    held: list[int] = []
+
+    def embedding(text: str) -> None:
+        if text.endswith("first"):
+            watched.until("parse b.txt")
+            time.sleep(0.3)  # time enough to take a third file
+            held.append(watched.leased)
+            assert "parse c.txt" not in watched.events
+
+    watched.embedding = embedding
+    three(watched.work)
+    watched.worker.drain()
+    assert held == [2]
+
+
+def test_files_are_computed_one_at_a_time_and_in_the_order_they_were_taken(watched: Watched) -> None:
+    three(watched.work)
+    watched.worker.drain()
+    texts = [event.split()[-1] for event in watched.events if event.startswith("embed")]
+    assert texts == ["first", "first", "second", "second", "third", "third"]
+
+
+def test_a_file_that_waits_for_its_turn_is_cancelled_at_once(watched: Watched) -> None:
+    other: list[str] = []
+
+    def embedding(text: str) -> None:
+        watched.until("parse other.txt")
+        with watched.work.catalogue.write() as session:
+            cancel(session, other[0])
+        wait_for(lambda: status_of(watched.work, other[0]) == "cancelled", "the end of the other job")
+
+    watched.embedding = embedding
+    watched.work.upload(watched.work.corpus("a", "t1"), {"a.txt": "first"})
+    other.append(watched.work.upload(watched.work.corpus("b", "t2"), {"other.txt": "second"}))
+    watched.worker.drain()
+    assert watched.work.count(JobFile, JobFile.status == "done") == 1
+    assert watched.work.count(ChunkRow) == 1
+
+
+def status_of(work: Work, job_id: str) -> str:
+    with work.catalogue.read() as session:
+        return str(session.get_one(Job, job_id).status)
+
+
+def test_a_lease_is_renewed_while_a_file_waits_for_its_turn(work: Work) -> None:
+    work.lease_seconds = 0.6
+    watched = Watched(work)
+
+    def embedding(text: str) -> None:
+        watched.until("parse b.txt")
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            with work.catalogue.write() as session:
+                reap(session)
+            time.sleep(0.1)
+
+    watched.embedding = embedding
+    work.upload(work.corpus(), {"a.txt": "first", "b.txt": "second"})
+    watched.worker.drain()
+    assert work.count(JobFile, JobFile.status == "done", JobFile.attempt == 0) == 2
+
+
+def test_a_file_that_failed_before_is_worked_on_alone(watched: Watched) -> None:
+    """It may have killed its worker: the next file is not to be taken along."""
+    three(watched.work)
+    with watched.work.catalogue.write() as session:
+        session.query(JobFile).filter(JobFile.path == "a.txt").update({"attempt": 1})
+    held: list[int] = []
+
+    def embedding(text: str) -> None:
+        if text.endswith("first"):
+            time.sleep(0.3)  # time enough to take a second file
+            held.append(watched.leased)
+
+    watched.embedding = embedding
+    watched.worker.drain()
+    assert held == [1]
+    assert watched.work.count(JobFile, JobFile.status == "done") == 3
+
+
+def test_a_worker_that_breaks_down_leaves_the_file_ahead_to_another(work: Work) -> None:
+    work.lease_seconds = 0.6
+    watched = Watched(work)
+    bell = threading.Event()
+
+    def ring(queue: str) -> None:
+        if not bell.is_set():
+            bell.set()
+            watched.until("parse b.txt")
+            raise OSError("no bell")
+
+    watched.worker.ring = ring
+    three(work)
+    with pytest.raises(OSError, match="no bell"):
+        watched.worker.drain()
+
+    def expired() -> bool:
+        with work.catalogue.write() as session:
+            reap(session)
+        return watched.leased == 0
+
+    wait_for(expired, "the lease of the file ahead runs out")
+    assert watched.worker.drain() == 2
+    assert work.count(JobFile, JobFile.status == "done") == 3
+    assert work.count(ChunkRow) == 3
+
+
+def test_an_archives_files_are_found_behind_the_last_file_ahead(work: Work) -> None:
+    import io
+    import zipfile
+
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in ("x.txt", "y.txt"):
+            archive.writestr(name, f"text of {name}")
+    work.upload(work.corpus(), {"all.zip": data.getvalue()})
+    assert work.worker().drain() == 3
+    assert work.count(ChunkRow) == 2
