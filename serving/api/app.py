@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import FastAPI
 
+from serving import otel
 from serving.api import (
     admin,
     chat,
@@ -25,12 +26,14 @@ from serving.api import (
     vector_stores,
     webhooks,
 )
+from serving.api.drain import Drain, Draining
 from serving.api.economy_metrics import EconomyMetrics
 from serving.api.metrics import Metrics
 from serving.api.middleware import Authentication, BodyLimit, RequestShell
 from serving.api.parts import ApiParts
 from serving.api.site_metrics import SiteMetrics
 from serving.api.storage_metrics import StoreMetrics, TierMetrics
+from serving.api.tracing import Traced
 from serving.doors.jobs import count_by_status
 
 ROUTERS = (
@@ -57,6 +60,7 @@ def build_app(parts: ApiParts) -> FastAPI:
     """The app over these parts. It starts nothing and closes nothing: the parts are their maker's."""
     app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.parts = parts
+    app.state.drain = Drain(parts.engine)
     app.state.metrics = Metrics(partial(count_by_status, parts.catalogue), parts.engine)
     for collector in (
         EconomyMetrics(parts.catalogue, parts.placement),
@@ -71,5 +75,8 @@ def build_app(parts: ApiParts) -> FastAPI:
     # The last one added is the first to see a request.
     app.add_middleware(Authentication, parts=parts)
     app.add_middleware(BodyLimit, max_upload_bytes=parts.settings.max_upload_bytes)
+    if otel.wanted():
+        app.add_middleware(Traced)
+    app.add_middleware(Draining, drain=app.state.drain)
     app.add_middleware(RequestShell, metrics=app.state.metrics)
     return app

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 import anyio
 from anyio import to_thread
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
+from serving.api.drain import Drain
 from serving.api.parts import ApiParts
 from serving.doors import jobs
 
@@ -49,18 +50,19 @@ def retry_job(parts: Parts, who: Writer, job_id: str, body: RetryBody | None = N
 
 @router.get("/{job_id}/events")
 def stream_job_events(
-    parts: Parts, who: Reader, job_id: str, last_event_id: Annotated[str | None, Header()] = None
+    parts: Parts, who: Reader, request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None
 ) -> StreamingResponse:
     jobs.show(parts, who, job_id)
     after = (
         int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdecimal() else 0
     )
     headers = {"cache-control": "no-cache"}
-    return StreamingResponse(_events(parts, job_id, after), media_type="text/event-stream", headers=headers)
+    events = _events(parts, request.app.state.drain, job_id, after)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _events(parts: ApiParts, job_id: str, after: int) -> AsyncIterator[str]:
-    """The job whenever it has got further, to its end. Ids grow, so that a client resumes after its last."""
+async def _events(parts: ApiParts, drain: Drain, job_id: str, after: int) -> AsyncIterator[str]:
+    """The job whenever it has got further, to its end or the server's. Ids grow, so that a client resumes after its last."""
     quiet = 0
     while True:
         news = await to_thread.run_sync(jobs.event, parts, job_id, after)
@@ -72,6 +74,9 @@ async def _events(parts: ApiParts, job_id: str, after: int) -> AsyncIterator[str
         if (news is not None and news[1]["status"] in jobs.ENDED) or await _ended(
             parts, job_id, news is None
         ):
+            return
+        if drain.begun:  # at once: the client comes back, to another process or to this one started again
+            yield ": the server is being stopped\n\n"
             return
         quiet += 1
         await anyio.sleep(LOOK_SECONDS)

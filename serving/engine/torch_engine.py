@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 
 from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
+from serving.engine import spans
 from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended, BlendedCache, Key
 from serving.engine.canary import Canary
@@ -25,7 +26,8 @@ from serving.engine.text import TextStream
 from serving.engine.turns import Running, Turns
 from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.prompt import PromptPlan, plan_prompt
-from storage.errors import Overloaded, PrereadError
+from storage import tracing
+from storage.errors import Overloaded, PrereadError, Stopping
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
 
@@ -44,6 +46,7 @@ class TorchGeneration:
         self.arrivals = Arrivals(())
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
         self.cancelled = threading.Event()
+        self.context = tracing.here()
         self.born = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
@@ -53,8 +56,12 @@ class TorchGeneration:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     def cancel(self) -> None:
+        self.end(PrereadError("the request was cancelled", code="cancelled"))
+
+    def end(self, error: PrereadError) -> None:
+        """Compute no more of it."""
         self.cancelled.set()
-        self.emit(PrereadError("the request was cancelled", code="cancelled"))
+        self.emit(error)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (event := await self._events.get()) is not None:
@@ -96,6 +103,7 @@ class TorchEngine:
             reader, kv_store, on_miss or (lambda _key, miss: str(miss)), self._inbox.put,
             threads=self._max_active + self._max_waiting, rates=Rates(patience_s),
         )  # fmt: skip
+        self._draining = False
         self._live: set[TorchGeneration] = set()
         self._live_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -115,6 +123,8 @@ class TorchEngine:
             generation.arrivals = Arrivals([chunk.kv_key for chunk in plan.chunks if chunk.kv_key])
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
         with self._live_lock:
+            if self._draining:
+                raise Stopping
             if len(self._live) >= self._max_active + self._max_waiting:
                 raise Overloaded("too many requests wait already; try again in a few seconds")
             self._live.add(generation)
@@ -147,6 +157,17 @@ class TorchEngine:
         """Drop prompts with these chunks: they were deleted."""
         self._blended.forget(keys)
 
+    def drain(self) -> None:
+        """See `Engine.drain`."""
+        self._draining = True
+
+    def abandon(self) -> None:
+        """See `Engine.abandon`."""
+        with self._live_lock:
+            live = list(self._live)
+        for generation in live:
+            generation.end(Stopping())
+
     def close(self) -> None:
         self._inbox.put(None)
         self._thread.join(timeout=30)
@@ -174,6 +195,8 @@ class TorchEngine:
             if not busy:
                 idle_work = self._idle_turn(idle_work or self._canary.compare())
                 continue
+            for generation in waiting if self._draining else ():
+                generation.end(Stopping())
             for generation in [generation for generation in waiting if generation.cancelled.is_set()]:
                 waiting.remove(generation)
                 self._release(generation)
@@ -201,6 +224,7 @@ class TorchEngine:
         return work
 
     def _release(self, generation: TorchGeneration) -> None:
+        spans.record(generation)
         with self._live_lock:
             self._live.discard(generation)
 

@@ -1,0 +1,84 @@
+"""Spans of what is done, for OpenTelemetry: nothing but a few calls that do nothing unless a process has set up the SDK
+(`serving/otel.py`). Attributes are ids and counts: never text, names, paths, keys, or what an error says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+Values = Mapping[str, str | int | float | bool]
+HEADER = "traceparent"  # W3C Trace Context
+_W3C = TraceContextTextMapPropagator()
+
+
+def tracer() -> trace.Tracer:
+    return trace.get_tracer("preread")
+
+
+def on() -> bool:
+    """Whether this process has set up the SDK."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
+@contextmanager
+def span(
+    name: str,
+    attributes: Values | None = None,
+    *,
+    parent: Context | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    links: Sequence[Link] = (),
+) -> Iterator[Span]:
+    """What the block does, as a part of what goes on in this thread or of `parent`. Of an error only its type is noted."""
+    with tracer().start_as_current_span(
+        name, parent, kind, attributes, links, record_exception=False, set_status_on_exception=False
+    ) as made:
+        try:
+            yield made
+        except Exception as error:
+            failed(made, error)
+            raise
+
+
+@contextmanager
+def inside(parent: Span) -> Iterator[None]:
+    """What the block does is a part of `parent`, which stays open."""
+    with trace.use_span(parent, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+def failed(span: Span, error: BaseException) -> None:
+    span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+
+
+def here() -> Context:
+    """What goes on in this thread, to be handed to another one."""
+    return context.get_current()
+
+
+def recorded(parent: Context) -> bool:
+    """Whether anybody is to hear of what goes on."""
+    return trace.get_current_span(parent).is_recording()
+
+
+def outgoing() -> str | None:
+    """What goes on in this thread as a `traceparent`, for work that is done later; None if nobody traces it."""
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier)
+    return carrier.get(HEADER)
+
+
+def incoming(traceparent: str | None) -> Context:
+    """The context that a `traceparent` names; an empty one if it is none, or not a good one."""
+    return _W3C.extract({HEADER: traceparent or ""}, Context())
+
+
+def links(traceparents: Sequence[str | None]) -> list[Link]:
+    """Links to what these name."""
+    found = [trace.get_current_span(incoming(each)).get_span_context() for each in traceparents]
+    return [Link(each) for each in found if each.is_valid]
