@@ -115,6 +115,7 @@ class FileRun:
                 self.end(lambda session, row: mark_cancelled(session, row, message))
             case FileError():
                 code = error.code
+                log.info("file_failed", job=lease.job_id, file=lease.job_file_id, code=code)
                 self.end(lambda session, row: fail(session, row, code, message))
             case UserError():  # the corpus waits for a reindex
                 self.end(lambda session, row: fail(session, row, "embedding_failed", message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from storage import tracing
 from storage.errors import UserError
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -20,7 +21,6 @@ def configure(process: str) -> Callable[[], object]:
     if not wanted():
         return lambda: None
     try:
-        from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -32,6 +32,6 @@ def configure(process: str) -> Callable[[], object]:
     named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": f"preread-{process}"}
     provider = TracerProvider(resource=Resource.create(named))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
+    tracing.use(provider)
     flush: Callable[[], object] = provider.shutdown
     return flush

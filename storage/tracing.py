@@ -16,13 +16,23 @@ HEADER = "traceparent"  # W3C Trace Context
 _W3C = TraceContextTextMapPropagator()
 
 
+# Not the process's global one: libraries make spans too (FastAPI does), and theirs may hold what an error says.
+_provider: trace.TracerProvider = trace.NoOpTracerProvider()
+
+
+def use(provider: trace.TracerProvider) -> None:
+    """Have spans made by the SDK from now on."""
+    global _provider
+    _provider = provider
+
+
 def tracer() -> trace.Tracer:
-    return trace.get_tracer("preread")
+    return _provider.get_tracer("preread")
 
 
 def on() -> bool:
-    """Whether this process has set up the SDK."""
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    """Whether spans go anywhere."""
+    return not isinstance(_provider, trace.NoOpTracerProvider)
 
 
 @contextmanager
@@ -56,14 +66,9 @@ def failed(span: Span, error: BaseException) -> None:
     span.set_status(Status(StatusCode.ERROR, type(error).__name__))
 
 
-def here() -> Context:
-    """What goes on in this thread, to be handed to another one."""
-    return context.get_current()
-
-
-def recorded(parent: Context) -> bool:
-    """Whether anybody is to hear of what goes on."""
-    return trace.get_current_span(parent).is_recording()
+def here() -> Context | None:
+    """What goes on in this thread, to be handed to another one; None if nobody is to hear of it."""
+    return context.get_current() if trace.get_current_span().is_recording() else None
 
 
 def outgoing() -> str | None:

@@ -41,7 +41,7 @@ def started(tmp_path: Path, broker: LocalBroker, model: Path) -> Iterator[Site]:
     site = Site(tmp_path, Backends(slow, shared_folder=True), broker, model)
     try:
         site.start("serve")
-        site.wait_ready()
+        site.wait_ready(200)
         yield site
     finally:
         site.stop()
