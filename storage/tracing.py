@@ -45,6 +45,9 @@ def span(
     links: Sequence[Link] = (),
 ) -> Iterator[Span]:
     """What the block does, as a part of what goes on in this thread or of `parent`. Of an error only its type is noted."""
+    if not on():
+        yield trace.INVALID_SPAN
+        return
     with tracer().start_as_current_span(
         name, parent, kind, attributes, links, record_exception=False, set_status_on_exception=False
     ) as made:

@@ -102,10 +102,12 @@ def test_a_second_signal_ends_at_once(site: Site) -> None:
             list(lines)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_file_in_work_is_another_workers_at_once(small_site: Site) -> None:
     site = small_site
     first = site.start("worker", "worker-1")
-    text = "".join(f"# Part {n}\n\nThing {n} of the list is kept in room {n * 7} and looked at in March.\n\n" for n in range(400))
+    text = "".join(f"# Part {n}\n\nThing {n} of the list is kept in room {n * 7} and looked at in March.\n\n" for n in range(200))
     corpus = site.call("POST", "/vector_stores", json={"name": "long"})["id"]
     job = site.call("POST", f"/corpora/{corpus}/documents", files=[("files", ("long.md", text.encode()))])["id"]
     until(lambda: site.job(job)["stage"] == "embed", 90, "the file's embedding")
