@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 from sqlalchemy import Select, case, exists, func, select, update
 from sqlalchemy.orm import Session
 
@@ -17,11 +18,14 @@ from ingest.job_view import failed_files
 from storage.access import ruled
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, KVObject
 from storage.errors import UserError
+from storage.tracing import outgoing
 
+log = structlog.get_logger()
 ACTIVE = ("queued", "in_progress", "cancelling")
 OPEN_FILE = ("pending", "leased")
 STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
 MAX_ATTEMPTS = 3
+ORIGIN = ("request_id", "traceparent")  # in a job's request: which one made it
 SEPARATOR = "!/"  # between the path of an archive and that of a file in it
 
 
@@ -126,7 +130,7 @@ def create_job(
         type=type,
         status="queued",
         stage="extract" if planned else "fetch",
-        request=request or {},
+        request={name: value for name, value in (request or {}).items() if name not in ORIGIN} | _origin(),
         result={},
         created_at=time.time(),
         attempt=0,
@@ -135,7 +139,14 @@ def create_job(
     session.add(job)
     session.flush()
     add_items(session, job, items)
+    log.info("job_created", job=job.id, type=type)  # by the request whose id this line has
     return job
+
+
+def _origin() -> dict[str, str]:
+    """Of which request and trace the job is: for its worker's log lines and spans."""
+    origin = structlog.contextvars.get_contextvars().get("request_id"), outgoing()
+    return {name: value for name, value in zip(ORIGIN, origin, strict=True) if value}
 
 
 def add_items(session: Session, job: Job, items: Sequence[JobItem]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -18,11 +19,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from ingest.jobs import ACTIVE, OPEN_FILE, lock_job, mark_cancelled, settle
+from ingest.jobs import ACTIVE, OPEN_FILE, ORIGIN, lock_job, mark_cancelled, settle
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat, lease_token, rotate
 from storage.catalogue.schema import Document, Job, JobFile
-from storage.errors import Cancelled
+from storage.errors import Cancelled, Stopping
 
 MOST_WORKERS = 64  # jobs whose only file another worker is just claiming may stand before one with a free file
 CANCEL_SECONDS = 0.4  # how often running work looks at its cancel flag
@@ -39,6 +40,8 @@ class FileLease:
     tenant_id: str
     token: str
     attempt: int = 0  # runs of the file that have failed
+    request_id: str | None = None  # of the request that made the job
+    traceparent: str | None = None  # and of its trace
 
 
 def _claimable(now: float) -> ColumnElement[bool]:
@@ -89,8 +92,9 @@ def claim_file(
         if row is None or tenant is None:
             return None
         row.status, row.lease_owner, row.lease_expires = "leased", lease_token(owner), now + seconds
-        _started(session, row.job_id, now, row.attempt + 1)
-        return FileLease(row.id, row.job_id, tenant, row.lease_owner, row.attempt)
+        job = _started(session, row.job_id, now, row.attempt + 1)
+        origin = [job.request.get(name) if job else None for name in ORIGIN]
+        return FileLease(row.id, row.job_id, tenant, row.lease_owner, row.attempt, *origin)
 
 
 def _first_file(session: Session, jobs: list[ColumnElement[bool]], now: float) -> JobFile | None:
@@ -104,15 +108,16 @@ def _first_file(session: Session, jobs: list[ColumnElement[bool]], now: float) -
     return None
 
 
-def _started(session: Session, job_id: str, now: float, attempt: int) -> None:
+def _started(session: Session, job_id: str, now: float, attempt: int) -> Job | None:
     job = lock_job(session, job_id)
     if job is None or job.status not in ACTIVE:
-        return
+        return job
     if job.status == "queued":
         job.status = "in_progress"
     job.started_at = job.started_at or now
     job.last_heartbeat_at = now
     job.attempt = max(job.attempt, attempt)
+    return job
 
 
 def has_work(session: Session) -> bool:
@@ -137,8 +142,12 @@ class Hold:
     """A lease while it is worked under: a thread renews it, and `check()` stops the work that must not go
     on."""
 
-    def __init__(self, catalogue: Catalogue, lease: FileLease, seconds: float) -> None:
+    def __init__(
+        self, catalogue: Catalogue, lease: FileLease, seconds: float, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`stopping`: whether this process has been told to end."""
         self._catalogue = catalogue
+        self._stopping = stopping
         self._lease = lease
         self._seconds = seconds
         self._renewed = time.monotonic()
@@ -156,9 +165,11 @@ class Hold:
         self._heartbeat.__exit__(kind, error, tb)
 
     def check(self) -> None:
-        """Raise Cancelled if the job was cancelled, LeaseLost if the lease is gone."""
+        """Raise Cancelled if the job was cancelled, LeaseLost if the lease is gone, Stopping if the process is to end."""
         if self._stop is not None:
             raise self._stop
+        if self._stopping():
+            raise Stopping
 
     def _beat(self) -> None:
         with self._catalogue.read() as session:
@@ -271,6 +282,12 @@ def give_back(
     row.lease_expires = time.time() + delay if delay else None
 
 
+def hand_over(session: Session, row: JobFile) -> None:
+    """Let another worker have the file at once: this one is to end, which is nobody's failure."""
+    row.status = "pending"
+    row.lease_owner = row.lease_expires = None
+
+
 def reap(session: Session) -> set[str]:
     """Return what dead workers held, or fail it after too many of them. The ids of the jobs concerned."""
     now = time.time()
@@ -308,6 +325,12 @@ def give_back_plan(job: Job, code: str, message: str, delay: float = 0.0) -> Non
     job.lease_expires = time.time() + delay if delay else None
     if job.attempt >= job.max_attempts:
         fail_plan(job, code, message)
+
+
+def hand_over_plan(job: Job) -> None:
+    """Let another worker plan the job at once; the attempt does not count."""
+    job.lease_owner = job.lease_expires = None
+    job.attempt = max(0, job.attempt - 1)
 
 
 def fail_plan(job: Job, code: str, message: str, retryable: bool = True) -> None:

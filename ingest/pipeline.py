@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -37,6 +37,7 @@ from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobF
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
 from storage.errors import Cancelled, FileError, ObjectMissing, UserError
 from storage.policy.types import Decision
+from storage.tracing import span
 from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text, indexed_text
 
 log = structlog.get_logger()
@@ -72,6 +73,7 @@ class Pipeline:
     lease_seconds: float = 60.0
     decide: Decide = lambda document, corpus: Decision()  # by the operator's policy
     reindexer: Reindexer | None = None
+    stopping: Callable[[], bool] = lambda: False  # whether this process has been told to end: then files are handed over
 
     def process(self, lease: FileLease) -> None:
         """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
@@ -79,7 +81,7 @@ class Pipeline:
 
     def begin(self, lease: FileLease) -> FileRun:
         """Fetch and parse the file; what is left to do may be done in another thread."""
-        return FileRun(self.catalogue, lease, self.lease_seconds, lambda hold: self._first(lease, hold))
+        return FileRun(self.catalogue, lease, self.lease_seconds, lambda hold: self._first(lease, hold), self.stopping)
 
     # --- the run ---
 
@@ -121,12 +123,13 @@ class Pipeline:
                 found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, stream, hold.check)
                 return lambda: self._commit_archive(lease, file, done_hash, found)
             data = stream.read()
-        parsed = self.parser.parse(data, work.row.path, hold.check)
+        with span("ingest.parse", {"preread.bytes": len(data)}):
+            parsed = self.parser.parse(data, work.row.path, hold.check)
         return lambda: self._commit(lease, self._prepare(lease, work, file, parsed, done_hash, hold), hold)
 
     def _commit(self, lease: FileLease, new: Prepared, hold: Hold) -> None:
         hold.check()
-        with self.catalogue.write() as session:
+        with span("ingest.commit", {"preread.chunks": len(new.chunks)}), self.catalogue.write() as session:
             row, document = self._locked(session, lease)
             corpus = session.get_one(Corpus, document.corpus_id)
             old_file = document.file_id
@@ -157,11 +160,13 @@ class Pipeline:
         self, lease: FileLease, work: Work, file: File, parsed: ParsedDocument, done_hash: str, hold: Hold
     ) -> Prepared:
         self._stage(lease, "chunk", hold)
-        chunks = list(self.cut(parsed))
+        with span("ingest.chunk"):
+            chunks = list(self.cut(parsed))
         if not chunks:
             raise FileError("the file holds no text", code="no_text_extracted")
         self._stage(lease, "embed", hold)
-        vectors = self._embed(chunks, work.row.path, hold)
+        with span("ingest.embed", {"preread.chunks": len(chunks)}):
+            vectors = self._embed(chunks, work.row.path, hold)
         good = [(chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True) if vector is not None]
         if not good:
             raise FileError("no chunk of the file could be embedded", code="embedding_failed")

@@ -3,7 +3,7 @@ files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import delete, select
@@ -16,7 +16,7 @@ from ingest.sources import Asker, Entry, Left, Reach, Seen, Source, open_source
 from ingest.sync import Diff, DoneHash, diff, moves
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, File, Job, JobFile, SourceItem
-from storage.errors import Cancelled, FileError, UserError
+from storage.errors import Cancelled, FileError, Stopping, UserError
 from storage.types import ObjectStore
 
 BATCH = 500
@@ -31,6 +31,7 @@ class SourcePlanner:
     objects: ObjectStore
     reach: Reach
     done_hash: DoneHash
+    stopping: Callable[[], bool] = lambda: False  # whether this process has been told to end
 
     def plan(self, job: Job) -> None:
         """Store the job's files with it. Raises UserError, StorageUnavailable, Cancelled."""
@@ -83,6 +84,8 @@ class SourcePlanner:
         return stored, refused
 
     def _check(self, job: Job) -> None:
+        if self.stopping():
+            raise Stopping
         with self.catalogue.read() as session:
             status = session.scalar(select(Job.status).where(Job.id == job.id))
         if status != "in_progress":

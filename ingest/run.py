@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import structlog
 from sqlalchemy.orm import Session
+from structlog.contextvars import bound_contextvars
 
 from ingest.jobs import lock_job, mark_cancelled, settle
-from ingest.leases import FileLease, Hold, LeaseLost, fail, give_back, owned
+from ingest.leases import FileLease, Hold, LeaseLost, fail, give_back, hand_over, owned
+from storage import tracing
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import JobFile
-from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable, UserError
+from storage.catalogue.schema import Job, JobFile
+from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, Stopping, StorageUnavailable, UserError
 
 log = structlog.get_logger()
 RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
@@ -29,12 +31,22 @@ class FileRun:
     """A file under its lease, which a heartbeat renews from the first half to the end."""
 
     def __init__(
-        self, catalogue: Catalogue, lease: FileLease, seconds: float, first: Callable[[Hold], Rest | None]
+        self,
+        catalogue: Catalogue,
+        lease: FileLease,
+        seconds: float,
+        first: Callable[[Hold], Rest | None],
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Do the first half. It gives the second one, or None if it has ended the file."""
         self._catalogue, self._lease = catalogue, lease
-        self._hold = Hold(catalogue, lease, seconds)
+        self._hold = Hold(catalogue, lease, seconds, stopping)
         self._rest: Rest | None = None
+        self._span = tracing.tracer().start_span(
+            "ingest.file",
+            tracing.incoming(lease.traceparent),
+            attributes={"preread.job": lease.job_id, "preread.file": lease.job_file_id, "preread.attempt": lease.attempt},
+        )
         self._hold.__enter__()
 
         def begin() -> None:
@@ -66,10 +78,16 @@ class FileRun:
 
     def _do(self, part: Callable[[], None]) -> None:
         """Do a part of the run, and end the file if that fails. Once nothing is left, the lease is renewed no more."""
+        of_request = {"request_id": self._lease.request_id} if self._lease.request_id else {}
+        with tracing.inside(self._span), bound_contextvars(job=self._lease.job_id, **of_request):
+            self._do_here(part)
+
+    def _do_here(self, part: Callable[[], None]) -> None:
         try:
             part()
         except Exception as error:  # noqa: BLE001 - a fault of ours in one file must not stop the others
             self._rest = None
+            tracing.failed(self._span, error)
             self._stop()
             self._failed(error)
             return
@@ -81,6 +99,7 @@ class FileRun:
 
     def _stop(self) -> None:
         self._hold.__exit__(None, None, None)
+        self._span.end()
 
     # --- ends ---
 
@@ -89,10 +108,14 @@ class FileRun:
         match error:
             case LeaseLost():
                 log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)
+            case Stopping():
+                log.info("handed_over", job=lease.job_id, file=lease.job_file_id)
+                self._unless_cancelled(lambda session, row, job: hand_over(session, row))
             case Cancelled():
                 self.end(lambda session, row: mark_cancelled(session, row, message))
             case FileError():
                 code = error.code
+                log.info("file_failed", job=lease.job_id, file=lease.job_file_id, code=code)
                 self.end(lambda session, row: fail(session, row, code, message))
             case UserError():  # the corpus waits for a reindex
                 self.end(lambda session, row: fail(session, row, "embedding_failed", message))
@@ -108,14 +131,20 @@ class FileRun:
         end_file(self._catalogue, self._lease, end)
 
     def _try_again(self, code: str, message: str, delay: float) -> None:
-        def end(session: Session, row: JobFile) -> None:
+        def end(session: Session, row: JobFile, job: Job) -> None:
+            give_back(session, row, job.max_attempts, code, message, delay * 2**row.attempt)
+
+        self._unless_cancelled(end)
+
+    def _unless_cancelled(self, end: Callable[[Session, JobFile, Job], None]) -> None:
+        def end_or_cancel(session: Session, row: JobFile) -> None:
             job = lock_job(session, self._lease.job_id)
             if job is None or job.status == "cancelling":
                 mark_cancelled(session, row)
             else:
-                give_back(session, row, job.max_attempts, code, message, delay * 2**row.attempt)
+                end(session, row, job)
 
-        self.end(end)
+        self.end(end_or_cancel)
 
 
 def end_file(catalogue: Catalogue, lease: FileLease, end: Callable[[Session, JobFile], None]) -> None:

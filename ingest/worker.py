@@ -24,13 +24,14 @@ from ingest.leases import (
     claim_plan,
     fail_plan,
     give_back_plan,
+    hand_over_plan,
     renew_plan,
 )
 from ingest.run import FileRun
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
 from storage.catalogue.schema import Job
-from storage.errors import FILE_ERROR_CODES, Cancelled, Overloaded, PrereadError, StorageUnavailable
+from storage.errors import FILE_ERROR_CODES, Cancelled, Overloaded, PrereadError, Stopping, StorageUnavailable
 
 log = structlog.get_logger()
 LOOK_SECONDS = 0.5  # how often an idle worker looks for files while it plans
@@ -129,6 +130,8 @@ class IngestWorker:
                 self.planner.plan(job)
         except LeaseLost:
             log.info("lease_lost", job=job.id)
+        except Stopping:
+            self._end_plan(job, hand_over_plan)
         except Cancelled:
             self._end_plan(job, lambda row: None)
         except (StorageUnavailable, Overloaded):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -43,11 +43,15 @@ class PackedPass:
 
     The prefix is attended by all rows in one call, so nothing of it is copied or masked per chunk."""
 
-    def __init__(self, prefix: torch.Tensor, lengths: Sequence[int]) -> None:
-        self._prefix, self._lengths = prefix, list(lengths)
+    def __init__(
+        self, prefix: torch.Tensor, lengths: Sequence[int], check: Callable[[], None] = lambda: None
+    ) -> None:
+        """`check` is called at each layer, and raises if the pass is to go no further."""
+        self._prefix, self._lengths, self._check = prefix, list(lengths), check
         self.kept: list[torch.Tensor] = []  # per layer [2, kv_heads, rows, head_dim], K at its compile position
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self._check()
         self.kept.append(torch.cat((k, v)))
         sizes = self._lengths
         parts = zip(*(torch.split(x, sizes, 2) for x in (q, k, v)), strict=True)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,12 +18,13 @@ import torch
 from precompute import rows
 from precompute.rows import Batch
 from precompute.types import AskElsewhere, Compiler, Elsewhere, RecordStore, nowhere
+from storage import tracing
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
 from storage.codecs import CODECS
 from storage.codecs.transform import TRANSFORMS
 from storage.conditioning import KVKeys, Reading
-from storage.errors import Overloaded, StorageUnavailable
+from storage.errors import Overloaded, Stopping, StorageUnavailable
 from storage.types import KVRecord
 
 log = structlog.get_logger()
@@ -101,7 +103,9 @@ class KVQueue:
             batch = self._claim()
             if batch is None:
                 return 0
-            self._finish(self._compute(batch))
+            if (computed := self._compute(batch)) is None:
+                return 0
+            self._finish(computed)
             return len(batch.rows)
 
     def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
@@ -119,11 +123,12 @@ class KVQueue:
                     continue
                 if batch is None:
                     break
-                computed = self._compute(batch)
+                tried += len(batch.rows)
+                if (computed := self._compute(batch)) is None:
+                    break
                 if writing is not None:
                     writing.result()  # one batch at most is kept in memory besides the one being computed
                 writing = writer.submit(self._finish, computed)
-                tried += len(batch.rows)
             if writing is not None:
                 writing.result()
         return tried
@@ -154,7 +159,33 @@ class KVQueue:
 
     # --- computing ---
 
-    def _compute(self, batch: Batch) -> _Computed:
+    def _compute(self, batch: Batch) -> _Computed | None:
+        """None if this process is to end meanwhile: then the rows are another worker's at once, and nobody is to blame."""
+        try:
+            with self._span("kv.compile", batch):
+                return self._computed(batch)
+        except Stopping:
+            with self._catalogue.write() as session:
+                keys = [row.key for row in batch.rows]
+                rows.give_back(session, batch, keys, blame=False, max_attempts=self._max_attempts)
+            self._let_go(batch)
+            return None
+
+    def _span(self, name: str, batch: Batch) -> AbstractContextManager[object]:
+        """A part of the trace of the job the batch is for; of several jobs, a trace of its own with links to theirs."""
+        if not tracing.on():
+            return nullcontext()
+        with self._catalogue.read() as session:
+            traces = rows.origins(session, batch)
+        parent = tracing.incoming(traces[0] if len(traces) == 1 else None)
+        counts = {"preread.chunks": len(batch.rows), "preread.tokens": batch.tokens}
+        return tracing.span(name, counts, parent=parent, links=tracing.links(traces if len(traces) > 1 else ()))
+
+    def _let_go(self, batch: Batch) -> None:
+        with self._held_lock:
+            self._held.discard(batch.token)
+
+    def _computed(self, batch: Batch) -> _Computed:
         read = self._readings(batch)
         elsewhere = self._elsewhere([row.key for row in batch.rows if row.key in read])
         spared = elsewhere.stored.keys() | elsewhere.awaited
@@ -166,6 +197,8 @@ class KVQueue:
             if mine:
                 results = self._reader.compile_readings([read[row.key].reading for row in mine])
                 tensors = {row.key: kv for row, kv in zip(mine, results, strict=True)}
+        except Stopping:
+            raise
         except Exception as error:  # noqa: BLE001 - one chunk's fault must not fail the chunks beside it
             log.warning("compile_failed", chunks=len(mine), error=type(error).__name__)
             tensors = self._one_by_one({row.key: read[row.key] for row in mine}) if len(mine) > 1 else {}
@@ -182,6 +215,8 @@ class KVQueue:
         for key, each in read.items():
             try:
                 [tensors[key]] = self._reader.compile_readings([each.reading])
+            except Stopping:
+                raise
             except Exception as error:  # noqa: BLE001 - it is tried again, and fails alone
                 log.warning("compile_failed", key=key[:12], error=type(error).__name__)
         return tensors
@@ -204,7 +239,8 @@ class KVQueue:
         """Store a batch's objects, end its rows, and let go of its lease."""
         batch = computed.batch
         try:
-            written, unstored, blamed = self._put(computed)
+            with self._span("kv.store", batch):
+                written, unstored, blamed = self._put(computed)
             with self._catalogue.write() as session:
                 rows.mark_done(session, batch, written, computed.seconds)
                 rows.mark_stored(session, batch, computed.elsewhere.stored)
@@ -224,8 +260,7 @@ class KVQueue:
             log.warning("kv_batch_lost", chunks=len(batch.rows), error=type(error).__name__)
             return  # the lease expires, and the rows are computed again
         finally:
-            with self._held_lock:
-                self._held.discard(batch.token)
+            self._let_go(batch)
         self._settled(jobs)
 
     def _put(self, computed: _Computed) -> tuple[dict[str, int], list[str], list[str]]:

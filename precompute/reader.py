@@ -69,6 +69,7 @@ class Reader:
         self.stop_ids = frozenset(_end_tokens(self.model.generation_config.eos_token_id, self.tokenizer))
         self.prefill_tokens_per_s: float | None = None  # a moving average, over pieces of prefill
         self.codec_named: Callable[[str], str] = str  # as a profile has it; see calibration.use_codec
+        self.check: Callable[[], None] = lambda: None  # raises to end a compile before its time
         self._lock = threading.Lock()
         self._prefix: torch.Tensor | None = None
         self._frame: torch.Tensor | None = None
@@ -195,7 +196,7 @@ class Reader:
         offset = prefix.shape[3] if offset is None else offset
         ids = torch.tensor([i for chunk in batch for i in chunk], device=self.device)
         positions = torch.cat([torch.arange(offset, offset + n, device=self.device) for n in lengths])
-        packed = PackedPass(prefix, lengths)
+        packed = PackedPass(prefix, lengths, self.check)
         self.forward(ids, positions, packed, logits=False)
         kv = torch.stack(packed.kept)
         kv[:, 0] = self.rope.unplace(kv[:, 0], positions)

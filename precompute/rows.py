@@ -158,6 +158,12 @@ def renew(session: Session, tokens: Iterable[str], seconds: float) -> None:
     )
 
 
+def origins(session: Session, batch: Batch) -> list[str | None]:
+    """The `traceparent` of each job that waits for the batch."""
+    ids = {owed.job_id for owed in batch.rows}
+    return [request.get("traceparent") for request in session.scalars(select(Job.request).where(Job.id.in_(ids)))]
+
+
 def mark_done(session: Session, batch: Batch, written: Mapping[str, int], seconds: float) -> None:
     """End the rows whose objects are stored, and count them in their jobs."""
     for job_id in sorted({owed.job_id for owed in batch.rows if owed.job_id is not None}):

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Document
 from storage.catalogue.versions import check_kept, current_then, past_of
 from storage.errors import UserError
+from storage.tracing import span
 from storage.types import RetrievedChunk, TextEmbedder, indexed_text
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -62,7 +64,8 @@ class Stages:
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
         begun = self.clock()
-        yield
+        with span(f"retrieval.{name}"):
+            yield
         self.ms[name] = self.ms.get(name, 0.0) + 1000 * (self.clock() - begun)
 
 
@@ -139,7 +142,10 @@ class Retriever:
             as_of=as_of,
             rerank=rerank,
         )
-        return self._settled(ask)
+        with span("retrieval.search", {"preread.mode": mode, "preread.top_k": top_k}) as whole:
+            found = self._settled(ask)
+            whole.set_attribute("preread.chunks", len(found))
+        return found
 
     def _settled(self, ask: Ask) -> list[RetrievedChunk]:
         """Search in one snapshot, then look at the final list again in a newer one.
@@ -221,7 +227,7 @@ class Retriever:
             finally:
                 self._free.release()
 
-        return self._beside.submit(search)
+        return self._beside.submit(copy_context().run, search)
 
     def _by_meaning(self, session: Session, ask: Ask, corpora: list[str], rules: Rules | None, depth: int) -> list[Hit]:
         with ask.stages.of("embed"):

@@ -133,17 +133,19 @@ def _welcome_text(settings: Settings, welcome: dict[str, object]) -> str:
 
 def serve(port: Port = None, host: Host = None, supervised: Supervised = False) -> None:
     """Run the API with its engine in this process."""
-    import uvicorn
+    from serving.otel import configure
 
     settings = _begin(load_settings(port=port, host=host), supervised)
+    flush = configure("serve")
     key = first_key(settings)
     if key is not None:
         note(f"admin key kept in {settings.data_dir / ADMIN_KEY}, readable by its owner only")
     from serving.http_protocol import PatientProtocol
+    from serving.http_server import run_until_told
     from serving.processes import build_api
 
-    uvicorn.run(
-        build_api(settings),
+    run_until_told(
+        build_api(settings, flush),
         host=settings.host,
         port=settings.port,
         log_level="warning",
@@ -160,9 +162,15 @@ def worker(
     supervised: Supervised = False,
 ) -> None:
     """Run a worker that ingests documents and computes KV."""
+    from serving.otel import configure
     from serving.processes import run_worker
 
-    run_worker(_begin(load_settings(), supervised), [q.strip() for q in queues.split(",") if q.strip()])
+    settings = _begin(load_settings(), supervised)
+    flush = configure("worker")
+    try:
+        run_worker(settings, [q.strip() for q in queues.split(",") if q.strip()])
+    finally:
+        flush()
 
 
 def beat(supervised: Supervised = False) -> None:

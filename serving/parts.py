@@ -24,7 +24,7 @@ from serving.storage_parts import StorageParts
 from storage.catalogue.facts import codecs_of
 from storage.catalogue.schema import Corpus, Document
 from storage.conditioning import Reading
-from storage.errors import UserError
+from storage.errors import Stopping, UserError
 from storage.keys import group_secret, kv_key
 from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
@@ -58,6 +58,7 @@ class Wiring(StorageParts):
         """`memory_bytes`, `disk_bytes`: for stored KV, in a process that answers questions."""
         super().__init__(settings, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
         self._loading = threading.RLock()
+        self.stopping = threading.Event()  # the process has been told to end: what it holds of the queues is handed over
 
     # --- the operator's policy ---
 
@@ -197,6 +198,7 @@ class Wiring(StorageParts):
             lease_seconds=self.settings.lease_seconds,
             decide=self._decide,
             reindexer=Reindexer(self.catalogue, self.embedder, self.ingest_index),
+            stopping=self.stopping.is_set,
         )
 
     def _cut(self, document: ParsedDocument) -> Sequence[Chunk]:
@@ -235,7 +237,7 @@ class Wiring(StorageParts):
         from ingest.planner import SourcePlanner
         from ingest.worker import IngestWorker
 
-        planner = SourcePlanner(self.catalogue, self.objects, self.reach, self.pipeline.done_hash)
+        planner = SourcePlanner(self.catalogue, self.objects, self.reach, self.pipeline.done_hash, self.stopping.is_set)
         return IngestWorker(
             self.catalogue, self.pipeline, planner, self.owner, self.ring, self.settings.lease_seconds
         )
@@ -270,6 +272,7 @@ class Wiring(StorageParts):
         from precompute.queue import KVQueue
         from precompute.types import nowhere
 
+        self.reader.check = self._check_stop
         return KVQueue(
             self.catalogue,
             self.kv_store,
@@ -280,6 +283,10 @@ class Wiring(StorageParts):
             settled=self._settle,
             elsewhere=self.parent.elsewhere if self.parent else nowhere,
         )
+
+    def _check_stop(self) -> None:
+        if self.stopping.is_set():
+            raise Stopping
 
     def _settle(self, job_ids: set[str]) -> None:
         from ingest.jobs import settle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 FETCH_SECONDS = 10.0  # after which what is fetched ahead of its use is written down, and goes on at the next tick
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TICK_GRACE = 2.0  # seconds that a tick has to finish when the beat is told to end
 CONCURRENCY = 2  # one thread may ingest while the other computes KV
 
 
-def build_api(settings: Settings) -> FastAPI:
-    """The app with its engine loaded and warm, so that the first question is not the slow one."""
+def build_api(settings: Settings, last: Callable[[], object] = lambda: None) -> FastAPI:
+    """The app with its engine loaded and warm, so that the first question is not the slow one. `last` is called at its end."""
     from serving.api.app import build_app
 
     wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes, disk_bytes=settings.disk_cache)
@@ -48,7 +51,7 @@ def build_api(settings: Settings) -> FastAPI:
     for name, task in (("usage", wiring.meter.tick), ("placement", wiring.placement.tick)):
         arguments = (name, task, wiring.settings.tick_seconds)
         threading.Thread(target=_keep_doing, args=arguments, name=name, daemon=True).start()
-    app.router.lifespan_context = partial(_until_the_end, wiring.meter)
+    app.router.lifespan_context = partial(_until_the_end, wiring.meter, last)
     return app
 
 
@@ -62,13 +65,14 @@ def _keep_doing(name: str, task: Callable[[], object], seconds: float) -> None:
 
 
 @asynccontextmanager
-async def _until_the_end(meter: Meter, app: FastAPI) -> AsyncIterator[None]:
+async def _until_the_end(meter: Meter, last: Callable[[], object], app: FastAPI) -> AsyncIterator[None]:
     """A server that ends properly loses nothing of what it counted."""
     yield
     try:
         await to_thread.run_sync(meter.flush)
     except (PrereadError, SQLAlchemyError) as error:
         log.warning("usage lost", error=type(error).__name__)
+    await to_thread.run_sync(last)
 
 
 def _keep_in_step(wiring: Wiring) -> None:
@@ -80,6 +84,12 @@ def _keep_in_step(wiring: Wiring) -> None:
         except (PrereadError, SQLAlchemyError) as error:
             log.warning("forgetting failed", error=type(error).__name__)
         time.sleep(pause)
+
+
+def _end_at_once_next_time() -> None:
+    """A second signal kills, as SIGKILL would: nothing is lost by it, but leases have to run out."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
 # --- the worker ---
@@ -132,13 +142,15 @@ class WorkerParts:
 
 
 def run_worker(settings: Settings, queues: Sequence[str]) -> None:
-    """Work on these queues until told to stop; what runs is finished. Raises UserError."""
+    """Work on these queues until told to stop; what is in work is handed over. Told again, it ends at once. Raises
+    UserError."""
     unknown = [queue for queue in queues if queue not in QUEUES]
     if unknown or not queues:
         raise UserError(
             f"unknown queue {unknown[0]!r}: use {', '.join(QUEUES)}" if unknown else "name a queue"
         )
-    wiring, stop = Wiring(settings), threading.Event()
+    wiring = Wiring(settings)
+    stop = wiring.stopping
     parts = WorkerParts(wiring, stop)
     app = wiring.celery
     ingest_tasks.register(app, lambda: parts)
@@ -146,6 +158,7 @@ def run_worker(settings: Settings, queues: Sequence[str]) -> None:
 
     def on_stop(**_: object) -> None:
         stop.set()
+        _end_at_once_next_time()
 
     worker_shutting_down.connect(on_stop, weak=False)
     # Celery warns of running as root because of pickle; only JSON is accepted here.
@@ -174,15 +187,25 @@ def run_worker(settings: Settings, queues: Sequence[str]) -> None:
 def run_beat(settings: Settings) -> None:
     """Tick until told to stop. It needs no worker: a hung one loses its leases all the same."""
     wiring, stop = Wiring(settings), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+
+    def on_stop(*_: object) -> None:
+        stop.set()
+        _end_at_once_next_time()
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, on_stop)
     if settings.parent_url:
         _follow_parent(wiring, stop)
     # A thread of its own: receivers that hang must not hold up the tick.
     arguments = (lambda: wiring.courier.tick(), "webhooks not sent", stop, settings.tick_seconds)
     threading.Thread(target=_repeat, args=arguments, name="webhooks", daemon=True).start()
+    # And so has the tick: the process ends without waiting for it, since what a tick leaves undone the next one does.
+    arguments = (lambda: wiring.ticker.tick(), "tick failed", stop, settings.tick_seconds)
+    ticking = threading.Thread(target=_repeat, args=arguments, name="tick", daemon=True)
+    ticking.start()
     try:
-        _repeat(lambda: wiring.ticker.tick(), "tick failed", stop, settings.tick_seconds)
+        stop.wait()
+        ticking.join(TICK_GRACE)
     finally:
         wiring.close()
 

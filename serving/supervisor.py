@@ -28,7 +28,7 @@ from serving.local_broker import LocalBroker, server_binary
 from serving.settings import PREFIX, Settings
 from storage.errors import UserError
 
-STOP_SECONDS = 10.0
+STOP_SECONDS = 45.0  # longer than `drain.GRACE_SECONDS`, so that answers that have begun are finished
 READY_SECONDS = 180.0  # the embedded model is converted on the very first start
 STEADY_SECONDS = 30.0  # a child that lived this long starts again without a long pause
 LONGEST_PAUSE = 30.0
@@ -75,6 +75,11 @@ class Child:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    def kill(self) -> None:
+        """What it held is leased, and another worker takes it over."""
+        if self.process is not None and self.running:
+            self.process.kill()
+
     def forget(self) -> None:
         """Let go of a process that has ended."""
         if self.process is not None and self.process.stdin is not None:
@@ -108,6 +113,10 @@ class Supervisor:
     interrupt: bool = False  # a signal also raises KeyboardInterrupt, once
 
     def on_signal(self, *_: object) -> None:
+        """The first one ends all in good order, the second one at once."""
+        if self.stopping.is_set():
+            for child in self.children:
+                child.kill()
         self.stopping.set()
         if self.interrupt:
             self.interrupt = False
@@ -176,6 +185,7 @@ class Supervisor:
     def stop(self) -> None:
         """End all children, by their ids, and the broker last."""
         self.stopping.set()
+        self.say("stopping: answers that have begun are finished, files in work are handed over (Ctrl-C again: at once)")
         _end(self.children)
         if self.broker is not None:
             self.broker.stop()
@@ -200,7 +210,7 @@ def _end(children: list[Child]) -> None:
         try:
             child.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            child.process.kill()  # what it held is leased, and another worker takes it over
+            child.kill()
             child.process.wait()
         child.forget()
 

@@ -11,7 +11,8 @@ PrereadError
 │   └── ObjectDamaged    there is one, but not what was stored
 ├── Overloaded           too much work waits already; retryable
 ├── ModelUnsupported     the model's state cannot be blended, or not be loaded
-└── Cancelled            the work was told to stop
+├── Cancelled            the work was told to stop
+└── Stopping             this process is about to end: another one does it, or this one started again; retryable
 """
 
 from __future__ import annotations
@@ -103,3 +104,13 @@ class Overloaded(PrereadError):
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Stopping(PrereadError):
+    """This process has been told to end. The work can be had from another one, or from this one when it is back."""
+
+    code = "stopping"
+    retryable = True
+
+    def __init__(self, message: str = "The server is being stopped; try again in a few seconds.") -> None:
+        super().__init__(message)

@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import FastAPI
 
+from serving import otel
 from serving.api import (
     admin,
     chat,
@@ -34,6 +35,7 @@ from serving.api import (
     vector_stores,
     webhooks,
 )
+from serving.api.drain import Drain, Draining
 from serving.api.economy_metrics import EconomyMetrics
 from serving.api.job_watch import JobWatch
 from serving.api.metrics import Metrics
@@ -41,6 +43,7 @@ from serving.api.middleware import AuditTrail, Authentication, BodyLimit, Reques
 from serving.api.parts import ApiParts
 from serving.api.site_metrics import SiteMetrics
 from serving.api.storage_metrics import StoreMetrics, TierMetrics
+from serving.api.tracing import Traced
 from serving.api.unread import CutUnread
 from serving.doors.jobs import count_by_status
 
@@ -77,7 +80,8 @@ def build_app(parts: ApiParts) -> FastAPI:
     app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.parts = parts
     parts.meter.spent = parts.limiter.spent
-    app.state.job_watch = JobWatch(parts.catalogue)
+    app.state.drain = drain = Drain(parts.engine)
+    app.state.job_watch = JobWatch(parts.catalogue, lambda: drain.begun)
     app.state.metrics = Metrics(partial(count_by_status, parts.catalogue), parts.engine)
     for collector in (
         EconomyMetrics(parts.catalogue, parts.placement),
@@ -94,6 +98,9 @@ def build_app(parts: ApiParts) -> FastAPI:
     app.add_middleware(AuditTrail, parts=parts)
     app.add_middleware(Authentication, parts=parts)
     app.add_middleware(BodyLimit, max_upload_bytes=parts.settings.max_upload_bytes)
+    if otel.wanted():
+        app.add_middleware(Traced)
+    app.add_middleware(Draining, drain=app.state.drain)
     app.add_middleware(RequestShell, metrics=app.state.metrics)
     app.add_middleware(CutUnread)
     return app

@@ -20,6 +20,7 @@ from storage.errors import (
     Overloaded,
     PrereadError,
     QuotaExceeded,
+    Stopping,
     StorageUnavailable,
     UserError,
 )
@@ -37,6 +38,7 @@ TABLE: tuple[tuple[type[PrereadError], int, str, dict[str, str]], ...] = (
     (UserError, 400, "invalid_request_error", {}),
     (Overloaded, 429, "rate_limit_error", {"retry-after": "2"}),
     (StorageUnavailable, 503, "server_error", {"retry-after": "5"}),
+    (Stopping, 503, "server_error", {"retry-after": "5"}),
     (ModelUnsupported, 503, "server_error", {"retry-after": "60"}),
     # A client library repeats a 409 unless told not to.
     (Cancelled, 409, "invalid_request_error", {"x-should-retry": "false"}),

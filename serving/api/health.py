@@ -26,7 +26,9 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(parts: Parts) -> JSONResponse:
+async def readyz(parts: Parts, request: Request) -> JSONResponse:
+    if request.app.state.drain.begun:
+        return JSONResponse({"status": "stopping"}, 503)
     checks = await run_checks(parts)
     ready = all(state == "ok" for state in checks.values())
     body = {

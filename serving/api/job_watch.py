@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,7 @@ class News:
 
 
 GONE = News(-1, "", True)
+STOPPED = News(-1, ": the server is being stopped\n\n", True)  # the client comes back, to this process or another
 
 
 @dataclass
@@ -56,10 +57,10 @@ class Watched:
 
 
 class JobWatch:
-    """Used by the event loop's thread. It looks only while somebody watches."""
+    """Used by the event loop's thread. It looks only while somebody watches. `stopping`: whether the process is to end."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalogue: Catalogue, stopping: Callable[[], bool] = lambda: False) -> None:
+        self._catalogue, self._stopping = catalogue, stopping
         self._jobs: dict[str, Watched] = {}
         self._looking: asyncio.Task[None] | None = None
         self._new = asyncio.Event()
@@ -82,6 +83,9 @@ class JobWatch:
         while self._jobs:
             self._new.clear()
             begun = time.monotonic()
+            if self._stopping():
+                self._tell(dict.fromkeys(self._jobs, STOPPED))
+                return
             try:
                 self._tell(await to_thread.run_sync(self._read, list(self._jobs)))
             except Exception as error:  # noqa: BLE001 - the streams go on when the catalogue does

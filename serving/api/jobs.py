@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
-from serving.api.job_watch import JobWatch
+from serving.api.job_watch import STOPPED, JobWatch
 from serving.doors import jobs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -57,7 +57,7 @@ def stream_job_events(
 
 
 async def _events(watch: JobWatch, job_id: str, after: int) -> AsyncIterator[str]:
-    """The job whenever it has got further, to its end. Ids grow, so that a client resumes after its last."""
+    """The job whenever it has got further, to its end or the server's. Ids grow, so that a client resumes after its last."""
     with watch.watching(job_id) as job:
         yield ": waiting\n\n"
         while True:
@@ -65,7 +65,7 @@ async def _events(watch: JobWatch, job_id: str, after: int) -> AsyncIterator[str
             if news is None:
                 yield ": waiting\n\n"
                 continue
-            if news.number > after:
+            if news.number > after or news is STOPPED:
                 after = news.number
                 yield news.frame
             if news.ended:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 
 from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
+from serving.engine import spans
 from serving.engine.admission import Admission
 from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended, BlendedCache
@@ -28,7 +29,8 @@ from serving.engine.types import Delta, GenerateRequest, Outcome, Report
 from serving.engine.writer import Writer
 from serving.passages import find_passages
 from serving.prompt import Passage, PromptPlan, plan_prompt, plan_text
-from storage.errors import Cancelled, PrereadError, UserError
+from storage import tracing
+from storage.errors import Cancelled, PrereadError, Stopping, UserError
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
 
@@ -50,6 +52,7 @@ class TorchGeneration:
         self.arrivals = Arrivals(())
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
         self.cancelled = threading.Event()
+        self.context = tracing.here()
         self.born = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
@@ -65,8 +68,12 @@ class TorchGeneration:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     def cancel(self) -> None:
+        self.end(PrereadError("the request was cancelled", code="cancelled"))
+
+    def end(self, error: PrereadError) -> None:
+        """Compute no more of it."""
         self.cancelled.set()
-        self.emit(PrereadError("the request was cancelled", code="cancelled"))
+        self.emit(error)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (event := await self._events.get()) is not None:
@@ -110,6 +117,7 @@ class TorchEngine:
             reader, kv_store, on_miss or (lambda _key, miss: str(miss)), self._inbox.put,
             threads=5 * max_requests, rates=Rates(patience_s),
         )  # fmt: skip
+        self._draining = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -140,6 +148,8 @@ class TorchEngine:
             keys = [passage.chunk.kv_key for passage in generation.passages]
             generation.arrivals = Arrivals([key for key in keys if key])
         generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
+        if self._draining:
+            raise Stopping
         self._admission.enter(generation)
         self._fetcher.submit(generation)
         return generation
@@ -191,6 +201,15 @@ class TorchEngine:
         """Drop prompts with these chunks: they were deleted."""
         self._blended.forget(keys)
 
+    def drain(self) -> None:
+        """See `Engine.drain`."""
+        self._draining = True
+
+    def abandon(self) -> None:
+        """See `Engine.abandon`."""
+        for generation in self._admission.live():
+            generation.end(Stopping())
+
     def close(self) -> None:
         self._inbox.put(None)
         self._thread.join(timeout=30)
@@ -218,6 +237,8 @@ class TorchEngine:
             if not busy:
                 idle_work = self._idle_turn(idle_work or self._canary.compare())
                 continue
+            for generation in waiting if self._draining else ():
+                generation.end(Stopping())
             for generation in [generation for generation in waiting if generation.cancelled.is_set()]:
                 waiting.remove(generation)
                 self._release(generation)
@@ -245,6 +266,7 @@ class TorchEngine:
         return work
 
     def _release(self, generation: TorchGeneration) -> None:
+        spans.record(generation)
         self._admission.leave(generation)
 
     def _advance(self, generation: TorchGeneration, work: Generator[None, None, None]) -> bool:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +149,24 @@ def test_a_signal_ends_the_watch(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert supervisor.stopping.is_set()
+
+
+IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+
+
+def test_a_second_signal_ends_children_at_once_that_would_take_their_time(tmp_path: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(Settings(data_dir=tmp_path), said.append)
+    supervisor.children.append(child(tmp_path, IGNORES))
+    supervisor.children[0].start()
+    assert until(lambda: last_line(supervisor.children[0].log) == "deaf", 30)
+    supervisor.on_signal()
+    stopping = threading.Thread(target=supervisor.stop)
+    stopping.start()
+    assert until(lambda: bool(said))
+    assert "answers that have begun are finished" in said[0]
+    time.sleep(0.3)
+    assert stopping.is_alive(), "it waits"
+    supervisor.on_signal()
+    stopping.join(10)
+    assert not stopping.is_alive()

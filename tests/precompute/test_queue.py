@@ -21,7 +21,7 @@ from precompute.queue import RETRY_DELAY, KVQueue
 from precompute.types import Elsewhere
 from storage.catalogue.schema import ChunkRow, Corpus, Document, KVObject
 from storage.conditioning import Reading, readings
-from storage.errors import StorageUnavailable
+from storage.errors import Stopping, StorageUnavailable
 from storage.kvstore import KVStore
 from storage.types import KVProfile, KVRecord, Miss
 
@@ -516,3 +516,19 @@ def test_poison_beside_what_is_stored_elsewhere_fails_alone(work: Work, store: K
     with work.catalogue.read() as session:
         found = {row.key: row.status for row in session.scalars(select(KVObject))}
     assert [found[key] for key in keys] == ["done", "failed", "done", "done"]
+
+
+def test_a_worker_that_is_told_to_end_gives_its_rows_back_unharmed(work: Work, store: KVStore, reader: TinyReader) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(5)})
+    stop = threading.Event()
+
+    def compile_readings(batch: Sequence[Reading]) -> list[torch.Tensor]:
+        stop.set()
+        raise Stopping  # as a pass does at its next layer
+
+    first = make_queue(work, store, reader)
+    reader.compile_readings = compile_readings  # type: ignore[method-assign]
+    assert first.drain(stop.is_set) == 5, "so that the bell is rung for them"
+    assert work.count(KVObject, KVObject.status == "pending", KVObject.attempt == 0, KVObject.lease_expires.is_(None)) == 5
+    assert make_queue(work, store, TinyReader(), "kv2").drain() == 5
+    assert work.count(KVObject, KVObject.status == "done", KVObject.attempt == 0) == 5

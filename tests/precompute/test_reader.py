@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig
 
 from precompute.passes import ContiguousPass
 from precompute.reader import LABELS, PIECE, Reader, filler_passages, weights_fingerprint
+from storage.errors import Stopping
 from storage.keys import kv_key
 from storage.types import KVProfile
 
@@ -53,6 +54,22 @@ def test_a_batch_equals_one_chunk_at_a_time(family: str, tiny_models: Models) ->
         assert kv.is_contiguous()
         assert torch.allclose(kv, reader.compile([ids])[0], atol=1e-5, rtol=1e-5)
     assert torch.equal(together[0], reader.compile(batch)[0])
+
+
+def test_a_compile_ends_at_the_next_layer_when_it_is_told_to(tiny_models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = tiny_models.reader("llama")
+    reader.compile([(20, 21, 22)])
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise Stopping
+
+    monkeypatch.setattr(reader, "check", check)
+    with pytest.raises(Stopping):
+        reader.compile([(20, 21, 22)])
+    assert reader.layers >= len(asked) == 2
 
 
 def test_a_chunk_is_compiled_behind_frame_filler_and_label(tiny_models: Models) -> None:

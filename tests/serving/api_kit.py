@@ -22,6 +22,7 @@ from ingest.sources import Reach
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever
 from serving.api.app import build_app
+from serving.api.drain import Drain
 from serving.api.parts import ApiParts
 from serving.auth import ensure_admin_key
 from serving.engine.types import Delta, GenerateRequest, Generation, Outcome, Report
@@ -31,7 +32,7 @@ from serving.settings import Settings
 from serving.usage import Meter
 from storage.catalogue.audit import audit_key
 from storage.catalogue.engine import migrate, open_catalogue
-from storage.errors import Cancelled, Overloaded
+from storage.errors import Cancelled, Overloaded, PrereadError, Stopping
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
 from storage.policy.file import PolicyFile
@@ -50,6 +51,8 @@ class EchoGeneration:
         self.outcome: Outcome | None = None
         self.cancelled_at: float | None = None
         self._stop = asyncio.Event()
+        self._why: PrereadError = Cancelled("stopped")
+        self._loop = asyncio.get_running_loop()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         engine, request = self.engine, self.request
@@ -76,7 +79,11 @@ class EchoGeneration:
             await asyncio.wait_for(self._stop.wait(), seconds if seconds else 0.0001)
         except TimeoutError:
             return
-        raise Cancelled("stopped")
+        raise self._why
+
+    def end(self, error: PrereadError) -> None:
+        self._why = error
+        self._loop.call_soon_threadsafe(self._stop.set)
 
     def cancel(self) -> None:
         if self.cancelled_at is None and self.outcome is None:
@@ -124,6 +131,13 @@ class EchoEngine:
     def check(self) -> None:
         return
 
+    def drain(self) -> None:
+        self.refuse = Stopping()
+
+    def abandon(self) -> None:
+        for generation in self.generations:
+            generation.end(Stopping())
+
     def close(self) -> None:
         return None
 
@@ -155,6 +169,7 @@ class Site:
     admin_key: str
     rung: list[str]
     clients: list[openai.OpenAI] = field(default_factory=list)
+    drain: Drain | None = None
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, **options)
@@ -258,8 +273,9 @@ def running_site(folder: Path, hosts: str = LISTED) -> Iterator[Site]:
     parts, work = make_parts(folder, engine, rung, hosts)
     key = ensure_admin_key(parts.catalogue, SECRET)
     assert key is not None
-    with running(build_app(parts)) as url:
-        site = Site(url, parts, engine, work, key, rung)
+    app = build_app(parts)
+    with running(app) as url:
+        site = Site(url, parts, engine, work, key, rung, drain=app.state.drain)
         yield site
         for client in site.clients:
             client.close()

@@ -22,7 +22,7 @@ from serving.engine.text import TextStream
 from serving.engine.torch_engine import TorchGeneration
 from serving.engine.types import Message
 from serving.prompt import plan_prompt
-from storage.errors import Overloaded, PrereadError, UserError
+from storage.errors import Overloaded, PrereadError, Stopping, UserError
 from storage.kvstore import KVStore
 
 
@@ -278,6 +278,55 @@ def test_closing_ends_what_runs(tiny_models: Models, tmp_path: Path, slow_forwar
                 await asyncio.wait_for(drain(generation), 2)
 
     asyncio.run(close())
+
+
+def test_an_engine_that_is_to_end_refuses_what_waits_and_finishes_what_it_answers(
+    tiny_models: Models, tmp_path: Path, slow_forward: list[float]
+) -> None:
+    site = EngineSite(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+
+    async def end() -> None:
+        begun = site.engine.submit(site.request(max_tokens=20))
+        async for _ in begun:
+            break
+        waiting = [site.engine.submit(site.request()) for _ in range(3)]
+        site.engine.drain()
+        with pytest.raises(Stopping):
+            site.engine.submit(site.request())
+        for generation in waiting:
+            with pytest.raises(Stopping):
+                await asyncio.wait_for(drain(generation), 10)
+        assert len([delta async for delta in begun]) > 1
+        assert begun.outcome is not None
+
+    try:
+        asyncio.run(end())
+    finally:
+        site.engine.close()
+
+
+def test_an_engine_ends_what_takes_too_long_for_a_process_that_is_to_end(
+    tiny_models: Models, tmp_path: Path, slow_forward: list[float]
+) -> None:
+    site = EngineSite(tiny_models.reader("qwen3"), tmp_path / "kv", max_requests=1)
+
+    async def end() -> None:
+        begun = site.engine.submit(site.request(max_tokens=400))
+        async for _ in begun:
+            break
+        site.engine.drain()
+        site.engine.abandon()
+        with pytest.raises(Stopping):
+            await asyncio.wait_for(drain(begun), 10)
+        await asyncio.sleep(0.3)
+        passes = len(slow_forward)
+        await asyncio.sleep(0.3)
+        assert len(slow_forward) == passes
+
+    try:
+        asyncio.run(end())
+    finally:
+        site.engine.close()
 
 
 # --- stored KV that fails -------------------------------------------------------------------------------------------
