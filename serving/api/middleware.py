@@ -208,20 +208,21 @@ class AuditTrail:
         if scope["type"] != "http" or "principal" not in scope.get("state", {}):
             await self.app(scope, receive, send)
             return
-        status = 0
-
-        async def send_noting_status(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
         noted: list[str] = []
         NOTED.set(noted)
-        await self.app(scope, receive, send_noting_status)
+
+        async def send_when_noted(message: Message) -> None:
+            """What is answered has been written down by then."""
+            if message["type"] == "http.response.start" and self._is_due(scope, message["status"], noted):
+                await to_thread.run_sync(self._note, scope, "denied" if message["status"] == 403 else "ok")
+            await send(message)
+
+        await self.app(scope, receive, send_when_noted)
+
+    def _is_due(self, scope: Scope, status: int, noted: list[str]) -> bool:
         # Who may only read has changed nothing, whatever the method.
         changed = scope["method"] not in ("GET", "HEAD") and scope["state"].get("needed", "read") != "read"
-        if status == 403 or (changed and 200 <= status < 300 and not noted):
-            await to_thread.run_sync(self._note, scope, "denied" if status == 403 else "ok")
+        return status == 403 or (changed and 200 <= status < 300 and not noted)
 
     def _note(self, scope: Scope, outcome: str) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
