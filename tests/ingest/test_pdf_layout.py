@@ -283,6 +283,23 @@ def test_a_table_within_a_column_stays_in_its_place() -> None:
     assert len(tables(document)) == 1
 
 
+def test_a_ruled_table_beside_words_and_above_a_table_without_lines_is_kept() -> None:
+    pdf = page(sheet())
+    grid(pdf, [["Rent", "9100"], ["Heat", "2200"]], y=60, width=50)
+    put(pdf, 250, 80, "Start")
+    put(pdf, 350, 80, "June")
+    rows = [["Alpha", "one", "red"], ["Bravo", "two", "blue"], ["Carol", "six", "gold"], ["Delta", "ten", "pink"]]
+    for number, row in enumerate(rows):
+        for x, text in zip((55, 250, 350), row, strict=True):
+            put(pdf, x, 112 + 14 * number, text)
+    document = read(pdf)
+    assert [document.text[t.start : t.end].split("\n") for t in tables(document)] == [
+        ["Rent | 9100", "Heat | 2200"],
+        [" | ".join(row) for row in rows],
+    ]
+    assert "Start June" in flat(document)
+
+
 # --- no tables, no columns ---
 
 
