@@ -16,7 +16,7 @@ from ingest.files import SOURCE_PURPOSE, store_file
 from ingest.jobs import SEPARATOR, JobItem, add_items, attach
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
-from storage.errors import FileError
+from storage.errors import FileError, StorageUnavailable
 from storage.types import ObjectStore
 
 MOST_NAMED = 20  # skipped members that a warning names
@@ -68,11 +68,24 @@ def unpack(
     return Unpacked(files, tuple(skipped))
 
 
+def _hold(session: Session, file_ids: Sequence[str]) -> None:
+    """Keep stored files until the transaction ends. Between their storing and this nothing needed them, so whoever let go of
+    an older use of the same file may have deleted it: then the archive has to be unpacked again."""
+    ordered = sorted(set(file_ids))
+    held = 0
+    for start in range(0, len(ordered), 500):
+        some = File.id.in_(ordered[start : start + 500])
+        held += len(session.scalars(select(File.id).where(some).order_by(File.id).with_for_update()).all())
+    if held < len(ordered):
+        raise StorageUnavailable("a file of the archive was deleted meanwhile")
+
+
 def commit_members(
     session: Session, job: Job, corpus: Corpus, archive: Document, unpacked: Unpacked
 ) -> str | None:
     """Add the archive's files to the job, and delete the documents whose file it no longer holds. What to
-    warn of."""
+    warn of. Raises StorageUnavailable if a stored file has been deleted since."""
+    _hold(session, [file.id for file in unpacked.files.values()])
     taken = set(session.scalars(select(JobFile.path).where(JobFile.job_id == job.id)))
     items = [
         JobItem(old.path, old.id, old.file_id, "delete")
