@@ -9,7 +9,7 @@ from typing import BinaryIO
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ingest.archive import Skipped
+from ingest.archive import Extracted, Skipped
 from ingest.archive_isolated import expand_isolated
 from ingest.detect import is_binary
 from ingest.files import SOURCE_PURPOSE, store_file
@@ -20,14 +20,16 @@ from storage.errors import FileError, StorageUnavailable
 from storage.types import ObjectStore
 
 MOST_NAMED = 20  # skipped members that a warning names
+LONGEST_NAMED = 200  # characters of such a name
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The stored files of an archive by path, and what was left out."""
+    """The stored files of an archive by path; the first of what was left out, and how many in all."""
 
     files: Mapping[str, File]
     skipped: tuple[str, ...]
+    left_out: int
 
 
 def is_member(path: str) -> bool:
@@ -54,18 +56,20 @@ def unpack(
     files."""
     files: dict[str, File] = {}
     skipped: list[str] = []
+    left_out = 0
     for part in expand_isolated(archive, path, check):
         check()
-        if isinstance(part, Skipped):
-            skipped.append(f"{part.path}: {part.reason}")
-        elif is_binary(part.data):
-            skipped.append(f"{part.path}: binary")
-        else:
+        reason = part.reason if isinstance(part, Skipped) else "binary" if is_binary(part.data) else ""
+        if reason:
+            left_out += 1
+            if left_out <= MOST_NAMED:
+                skipped.append(f"{part.path[:LONGEST_NAMED]}: {reason}")
+        elif isinstance(part, Extracted):
             name = path + SEPARATOR + part.path
             files[name] = store_file(catalogue, objects, tenant_id, name, part.data, SOURCE_PURPOSE)
     if not files:
         raise FileError("the archive holds no file that can be read", code="no_text_extracted")
-    return Unpacked(files, tuple(skipped))
+    return Unpacked(files, tuple(skipped), left_out)
 
 
 def _hold(session: Session, file_ids: Sequence[str]) -> None:
@@ -104,7 +108,7 @@ def commit_members(
         )
         items.append(JobItem(path, document.id, file.id))
     add_items(session, job, [item for item in items if item.path not in taken])
-    if not unpacked.skipped:
+    if not unpacked.left_out:
         return None
-    named = ", ".join(unpacked.skipped[:MOST_NAMED])
-    return f"{len(unpacked.skipped)} files in the archive were left out: {named}"
+    named = ", ".join(unpacked.skipped)
+    return f"{unpacked.left_out} files in the archive were left out: {named}"
