@@ -162,6 +162,23 @@ def test_a_file_that_failed_before_is_worked_on_alone(watched: Watched) -> None:
     assert watched.work.count(JobFile, JobFile.status == "done") == 3
 
 
+def test_a_file_that_failed_before_is_not_claimed_beside_another(watched: Watched) -> None:
+    """Nor is it passed over: it comes next, alone."""
+    three(watched.work)
+    with watched.work.catalogue.write() as session:
+        session.query(JobFile).filter(JobFile.path == "b.txt").update({"attempt": 1})
+    held: list[int] = []
+
+    def embedding(text: str) -> None:
+        time.sleep(0.3)  # time enough to take a second file
+        held.append(watched.leased)
+
+    watched.embedding = embedding
+    assert watched.worker.drain() == 3
+    assert held == [1, 1, 1]
+    assert [event for event in watched.events if event.startswith("parse")] == ["parse a.txt", "parse b.txt", "parse c.txt"]
+
+
 def test_a_worker_that_breaks_down_leaves_the_file_ahead_to_another(work: Work) -> None:
     work.lease_seconds = 0.6
     watched = Watched(work)
