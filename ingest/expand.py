@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import structlog
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ingest.archive import Extracted, Skipped
 from ingest.archive_isolated import expand_isolated
 from ingest.detect import is_binary
-from ingest.files import SOURCE_PURPOSE, store_file
+from ingest.files import SOURCE_PURPOSE, delete_file, store_file
 from ingest.jobs import SEPARATOR, JobItem, add_items, attach
+from ingest.leases import LeaseLost
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
-from storage.errors import FileError, StorageUnavailable
+from storage.errors import FileError, NotFound, Overloaded, StorageUnavailable
 from storage.types import ObjectStore
 
+log = structlog.get_logger()
 MOST_NAMED = 20  # skipped members that a warning names
 LONGEST_NAMED = 200  # characters of such a name
 
@@ -52,24 +55,43 @@ def unpack(
     archive: BinaryIO,
     check: Callable[[], None],
 ) -> Unpacked:
-    """Store an archive's files. Raises FileError, StorageUnavailable, and whatever `check` raises between
-    files."""
+    """Store an archive's files. Raises FileError, StorageUnavailable, and whatever `check` raises between files; then none of
+    them is left that nothing else needs."""
     files: dict[str, File] = {}
     skipped: list[str] = []
     left_out = 0
-    for part in expand_isolated(archive, path, check):
-        check()
-        reason = part.reason if isinstance(part, Skipped) else "binary" if is_binary(part.data) else ""
-        if reason:
-            left_out += 1
-            if left_out <= MOST_NAMED:
-                skipped.append(f"{part.path[:LONGEST_NAMED]}: {reason}")
-        elif isinstance(part, Extracted):
-            name = path + SEPARATOR + part.path
-            files[name] = store_file(catalogue, objects, tenant_id, name, part.data, SOURCE_PURPOSE)
+    try:
+        for part in expand_isolated(archive, path, check):
+            check()
+            reason = part.reason if isinstance(part, Skipped) else "binary" if is_binary(part.data) else ""
+            if reason:
+                left_out += 1
+                if left_out <= MOST_NAMED:
+                    skipped.append(f"{part.path[:LONGEST_NAMED]}: {reason}")
+            elif isinstance(part, Extracted):
+                name = path + SEPARATOR + part.path
+                files[name] = store_file(catalogue, objects, tenant_id, name, part.data, SOURCE_PURPOSE)
+    except LeaseLost:
+        raise  # they are for whoever holds the archive now
+    except BaseException:
+        drop_unpacked(catalogue, objects, tenant_id, files.values())
+        raise
     if not files:
         raise FileError("the archive holds no file that can be read", code="no_text_extracted")
     return Unpacked(files, tuple(skipped), left_out)
+
+
+def drop_unpacked(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, files: Iterable[File]) -> None:
+    """Forget an archive's stored files that nothing needs: it is not to be committed. A store that does not answer is not
+    asked ten thousand times: the next run of the archive finds the files that are left."""
+    for file in files:
+        try:
+            delete_file(catalogue, objects, tenant_id, file.id)
+        except NotFound:
+            continue
+        except (StorageUnavailable, Overloaded):
+            log.info("unpacked_files_kept", first=file.id)
+            return
 
 
 def _hold(session: Session, file_ids: Sequence[str]) -> None:

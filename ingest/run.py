@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 from sqlalchemy.orm import Session
 
 from ingest.jobs import lock_job, mark_cancelled, settle
-from ingest.leases import FileLease, Hold, LeaseLost, fail, give_back, owned
+from ingest.leases import FileLease, Hold, LeaseLost, fail, give_back, hand_over, owned
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import JobFile
+from storage.catalogue.schema import Job, JobFile
 from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, StorageUnavailable, UserError
 
 log = structlog.get_logger()
 RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
 _LOOK_SECONDS = 0.2  # how often a file that waits for its turn asks whether it is still wanted
 
-Rest = Callable[[], None]
+
+@dataclass(frozen=True)
+class Rest:
+    """The second half of a run. `undo` takes back what the first has stored, where the second does not come to its end."""
+
+    do: Callable[[], None]
+    undo: Callable[[], None] = lambda: None
 
 
 class FileRun:
@@ -53,23 +60,31 @@ class FileRun:
             self._do(self._hold.check)
 
     def leave(self) -> None:
-        """Do no more about the file: its lease runs out, and another run takes it up."""
+        """Do no more about the file: another run may take it up at once."""
         if self._rest is not None:
-            self._rest = None
+            self._take_back()
             self._stop()
+            self._unless_cancelled(lambda session, row, job: hand_over(session, row))
 
     def finish(self) -> None:
         """Do the second half, if there still is one."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            self._do(rest)
+        if (rest := self._rest) is None:
+            return
+
+        def end() -> None:
+            rest.do()
+            self._rest = None
+
+        self._do(end)
 
     def _do(self, part: Callable[[], None]) -> None:
         """Do a part of the run, and end the file if that fails. Once nothing is left, the lease is renewed no more."""
         try:
             part()
         except Exception as error:  # noqa: BLE001 - a fault of ours in one file must not stop the others
-            self._rest = None
+            if isinstance(error, LeaseLost):
+                self._rest = None  # what it has stored is for whoever holds the file now
+            self._take_back()
             self._stop()
             self._failed(error)
             return
@@ -78,6 +93,15 @@ class FileRun:
             raise
         if self._rest is None:
             self._stop()
+
+    def _take_back(self) -> None:
+        """Undo what a second half was to need, while the lease is held: so that no other run counts on it already."""
+        rest, self._rest = self._rest, None
+        try:
+            if rest is not None:
+                rest.undo()
+        except Exception as error:  # noqa: BLE001 - what is left over does no harm
+            log.warning("not_taken_back", file=self._lease.job_file_id, error=type(error).__name__)
 
     def _stop(self) -> None:
         self._hold.__exit__(None, None, None)
@@ -108,14 +132,20 @@ class FileRun:
         end_file(self._catalogue, self._lease, end)
 
     def _try_again(self, code: str, message: str, delay: float) -> None:
-        def end(session: Session, row: JobFile) -> None:
+        def end(session: Session, row: JobFile, job: Job) -> None:
+            give_back(session, row, job.max_attempts, code, message, delay * 2**row.attempt)
+
+        self._unless_cancelled(end)
+
+    def _unless_cancelled(self, end: Callable[[Session, JobFile, Job], None]) -> None:
+        def end_or_cancel(session: Session, row: JobFile) -> None:
             job = lock_job(session, self._lease.job_id)
             if job is None or job.status == "cancelling":
                 mark_cancelled(session, row)
             else:
-                give_back(session, row, job.max_attempts, code, message, delay * 2**row.attempt)
+                end(session, row, job)
 
-        self.end(end)
+        self.end(end_or_cancel)
 
 
 def end_file(catalogue: Catalogue, lease: FileLease, end: Callable[[Session, JobFile], None]) -> None:
