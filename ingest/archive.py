@@ -35,6 +35,8 @@ _TAR_HEADERS = (
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
 )  # fmt: skip
 _XZ_MEMORY = 256 << 20
+LONGEST_NAME = 4096  # bytes, as of a path on Linux
+_SHOWN_NAME = 200  # characters of one that is longer
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
 
 
@@ -143,6 +145,13 @@ def _drain(stream: IO[bytes], budget: Budget, *, counted: bool) -> bytes:
     return b"".join(parts)
 
 
+def _cut(path: str) -> Skipped | None:
+    """A member whose name is too long to be kept is left out, its name cut."""
+    if len(path) <= LONGEST_NAME and len(path.encode("utf-8", "surrogatepass")) <= LONGEST_NAME:
+        return None
+    return Skipped(path[:_SHOWN_NAME] + "…", "name too long")
+
+
 def _taken(path: str, data: bytes) -> Extracted | Skipped:
     return Skipped(path, "archive within an archive") if is_archive(data) else Extracted(path, data)
 
@@ -160,6 +169,8 @@ def _zip(stream: BinaryIO, budget: Budget) -> Iterator[Extracted | Skipped]:
 
 def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> Extracted | Skipped:
     path = _zip_name(info)
+    if (cut := _cut(path)) is not None:
+        return cut
     mode = info.external_attr >> 16
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
         return Skipped(path, "symlink" if stat.S_ISLNK(mode) else "not a regular file")
@@ -209,6 +220,8 @@ def _tar(stream: BinaryIO, budget: Budget) -> Iterator[Extracted | Skipped]:
 
 
 def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: Budget) -> Extracted | Skipped:
+    if (cut := _cut(info.name)) is not None:
+        return cut
     if not info.isreg():
         return Skipped(info.name, "symlink" if info.issym() or info.islnk() else "not a regular file")
     if reason := budget.refusal(info.name, info.size):

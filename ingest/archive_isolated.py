@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, cast
 
 from ingest import pipes
-from ingest.archive import Budget, Caps, Extracted, Skipped
+from ingest.archive import LONGEST_NAME, Budget, Caps, Extracted, Skipped
 from storage.errors import FileError
 
 WALL_S = 300.0  # of waiting for the child, over the whole archive: a full one of 1 GiB takes about one
+_LONGEST_MESSAGE = 6 * LONGEST_NAME + 4096  # bytes: a name as JSON escapes it, and a reason
 MEMORY_BYTES = 1 << 30  # a member of 100 MiB twice, and the largest dictionary of xz
 
 
@@ -55,16 +56,16 @@ def _file(source: BinaryIO) -> BinaryIO:
 def _members(child: pipes.Child, name: str, until: pipes.Until, budget: Budget) -> Iterator[Extracted | Skipped]:
     while True:
         try:
-            message = pipes.answer(child, until)
+            message = pipes.answer(child, until, _LONGEST_MESSAGE)
             if "code" in message:
                 raise FileError(f"{name}: {message['message']}", code=str(message["code"]))
             if "end" in message:
                 return
             path, part = str(message["path"]), None
+            budget.entry()  # before anything is taken: a child that has been taken over may say anything
             if "reason" not in message:
                 size = int(message["bytes"])
-                budget.entry()
-                budget.read(size)  # before they are taken: a child that has been taken over may say anything
+                budget.read(size)
                 part = Extracted(path, pipes.receive(child, size, until))
         except TimeoutError as error:
             raise FileError(

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import structlog
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ingest.archive import Skipped
+from ingest.archive import Extracted, Skipped
 from ingest.archive_isolated import expand_isolated
 from ingest.detect import is_binary
-from ingest.files import SOURCE_PURPOSE, store_file
+from ingest.files import SOURCE_PURPOSE, delete_file, store_file
 from ingest.jobs import SEPARATOR, JobItem, add_items, attach
+from ingest.leases import LeaseLost
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
-from storage.errors import FileError
+from storage.errors import FileError, NotFound, Overloaded, StorageUnavailable
 from storage.types import ObjectStore
 
+log = structlog.get_logger()
 MOST_NAMED = 20  # skipped members that a warning names
+LONGEST_NAMED = 200  # characters of such a name
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The stored files of an archive by path, and what was left out."""
+    """The stored files of an archive by path; the first of what was left out, and how many in all."""
 
     files: Mapping[str, File]
     skipped: tuple[str, ...]
+    left_out: int
 
 
 def is_member(path: str) -> bool:
@@ -50,29 +55,63 @@ def unpack(
     archive: BinaryIO,
     check: Callable[[], None],
 ) -> Unpacked:
-    """Store an archive's files. Raises FileError, StorageUnavailable, and whatever `check` raises between
-    files."""
+    """Store an archive's files. Raises FileError, StorageUnavailable, and whatever `check` raises between files; then none of
+    them is left that nothing else needs."""
     files: dict[str, File] = {}
     skipped: list[str] = []
-    for part in expand_isolated(archive, path, check):
-        check()
-        if isinstance(part, Skipped):
-            skipped.append(f"{part.path}: {part.reason}")
-        elif is_binary(part.data):
-            skipped.append(f"{part.path}: binary")
-        else:
-            name = path + SEPARATOR + part.path
-            files[name] = store_file(catalogue, objects, tenant_id, name, part.data, SOURCE_PURPOSE)
+    left_out = 0
+    try:
+        for part in expand_isolated(archive, path, check):
+            check()
+            reason = part.reason if isinstance(part, Skipped) else "binary" if is_binary(part.data) else ""
+            if reason:
+                left_out += 1
+                if left_out <= MOST_NAMED:
+                    skipped.append(f"{part.path[:LONGEST_NAMED]}: {reason}")
+            elif isinstance(part, Extracted):
+                name = path + SEPARATOR + part.path
+                files[name] = store_file(catalogue, objects, tenant_id, name, part.data, SOURCE_PURPOSE)
+    except LeaseLost:
+        raise  # they are for whoever holds the archive now
+    except BaseException:
+        drop_unpacked(catalogue, objects, tenant_id, files.values())
+        raise
     if not files:
         raise FileError("the archive holds no file that can be read", code="no_text_extracted")
-    return Unpacked(files, tuple(skipped))
+    return Unpacked(files, tuple(skipped), left_out)
+
+
+def drop_unpacked(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, files: Iterable[File]) -> None:
+    """Forget an archive's stored files that nothing needs: it is not to be committed. A store that does not answer is not
+    asked ten thousand times: the next run of the archive finds the files that are left."""
+    for file in files:
+        try:
+            delete_file(catalogue, objects, tenant_id, file.id)
+        except NotFound:
+            continue
+        except (StorageUnavailable, Overloaded):
+            log.info("unpacked_files_kept", first=file.id)
+            return
+
+
+def _hold(session: Session, file_ids: Sequence[str]) -> None:
+    """Keep stored files until the transaction ends. Between their storing and this nothing needed them, so whoever let go of
+    an older use of the same file may have deleted it: then the archive has to be unpacked again."""
+    ordered = sorted(set(file_ids))
+    held = 0
+    for start in range(0, len(ordered), 500):
+        some = File.id.in_(ordered[start : start + 500])
+        held += len(session.scalars(select(File.id).where(some).order_by(File.id).with_for_update()).all())
+    if held < len(ordered):
+        raise StorageUnavailable("a file of the archive was deleted meanwhile")
 
 
 def commit_members(
     session: Session, job: Job, corpus: Corpus, archive: Document, unpacked: Unpacked
 ) -> str | None:
     """Add the archive's files to the job, and delete the documents whose file it no longer holds. What to
-    warn of."""
+    warn of. Raises StorageUnavailable if a stored file has been deleted since."""
+    _hold(session, [file.id for file in unpacked.files.values()])
     taken = set(session.scalars(select(JobFile.path).where(JobFile.job_id == job.id)))
     items = [
         JobItem(old.path, old.id, old.file_id, "delete")
@@ -91,7 +130,7 @@ def commit_members(
         )
         items.append(JobItem(path, document.id, file.id))
     add_items(session, job, [item for item in items if item.path not in taken])
-    if not unpacked.skipped:
+    if not unpacked.left_out:
         return None
-    named = ", ".join(unpacked.skipped[:MOST_NAMED])
-    return f"{len(unpacked.skipped)} files in the archive were left out: {named}"
+    named = ", ".join(unpacked.skipped)
+    return f"{unpacked.left_out} files in the archive were left out: {named}"

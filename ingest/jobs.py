@@ -89,10 +89,15 @@ def attach(
 
 def apply_access_rules(session: Session, corpus: Corpus) -> int:
     """Give the documents that are there the lists that the corpus's rules say. Those that no rule fits keep theirs: a rule
-    that is taken away opens nothing. Returns how many have changed."""
-    changed = 0
-    for document in session.scalars(select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path)):
-        listed = ruled(corpus.settings, document.path, document.access)
+    that is taken away opens nothing. A rule of an archive is that of the files in it, unless one fits these. Returns how many
+    have changed."""
+    documents = session.scalars(select(Document).where(Document.corpus_id == corpus.id)).all()
+    paths, changed = {document.path for document in documents}, 0
+    for document in documents:
+        listed, archive = document.access, document.path.partition(SEPARATOR)[0]
+        if archive != document.path and archive in paths:
+            listed = ruled(corpus.settings, archive, listed)
+        listed = ruled(corpus.settings, document.path, listed)
         changed += listed != document.access
         document.access = listed
     return changed

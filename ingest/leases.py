@@ -79,8 +79,10 @@ def claim_file(
     *,
     job_id: str | None = None,
     last_tenant: str | None = None,
+    ahead: bool = False,
 ) -> FileLease | None:
-    """Lease the next file: of the tenant whose turn it is, of its oldest job. None if nothing is due."""
+    """Lease the next file: of the tenant whose turn it is, of its oldest job. None if nothing is due, or if the next one has
+    failed before and is claimed `ahead`, beside another file: it is to be alone."""
     now = time.time()
     jobs: list[ColumnElement[bool]] = [Job.status.in_(("queued", "in_progress"))]
     if job_id is not None:
@@ -89,7 +91,7 @@ def claim_file(
         waiting = select(Job.tenant_id).where(*jobs, _has_claimable(now)).distinct()
         tenant = rotate(session.scalars(waiting).all(), last_tenant)
         row = _first_file(session, [*jobs, Job.tenant_id == tenant], now)
-        if row is None or tenant is None:
+        if row is None or tenant is None or (ahead and row.attempt > 0):
             return None
         row.status, row.lease_owner, row.lease_expires = "leased", lease_token(owner), now + seconds
         job = _started(session, row.job_id, now, row.attempt + 1)

@@ -23,7 +23,7 @@ from ingest import versions
 from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
-from ingest.expand import Unpacked, commit_members, members, unpack
+from ingest.expand import Unpacked, commit_members, drop_unpacked, members, unpack
 from ingest.files import drop_source_files, open_file
 from ingest.jobs import advance, lock_job, settle
 from ingest.languages import suffix_of
@@ -88,15 +88,15 @@ class Pipeline:
     def _first(self, lease: FileLease, hold: Hold) -> Rest | None:
         reindexer = self.reindexer
         if reindexer is not None and reindexer.takes(lease):
-            return lambda: reindexer.run(lease, hold)
+            return Rest(lambda: reindexer.run(lease, hold))
         work = self._load(lease)
         if work is None:
             end_file(self.catalogue, lease, lambda session, row: finish(session, row, "done"))
             return None
         if work.row.action == "delete":
-            return lambda: self._delete(lease)
+            return Rest(lambda: self._delete(lease))
         if work.row.action == "rename":
-            return lambda: self._rename(lease, hold)
+            return Rest(lambda: self._rename(lease, hold))
         return self._upsert(lease, work, hold)
 
     def _load(self, lease: FileLease) -> Work | None:
@@ -121,11 +121,14 @@ class Pipeline:
             self._stage(lease, "extract", hold)
             if is_archive(stream):
                 found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, stream, hold.check)
-                return lambda: self._commit_archive(lease, file, done_hash, found)
+                return Rest(
+                    lambda: self._commit_archive(lease, file, done_hash, found),
+                    lambda: drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values()),
+                )
             data = stream.read()
-        with span("ingest.parse", {"preread.bytes": len(data)}):
-            parsed = self.parser.parse(data, work.row.path, hold.check)
-        return lambda: self._commit(lease, self._prepare(lease, work, file, parsed, done_hash, hold), hold)
+            with span("ingest.parse", {"preread.bytes": len(data)}):
+                parsed = self.parser.parse(data, work.row.path, hold.check)
+            return Rest(lambda: self._commit(lease, self._prepare(lease, work, file, parsed, done_hash, hold), hold))
 
     def _commit(self, lease: FileLease, new: Prepared, hold: Hold) -> None:
         hold.check()

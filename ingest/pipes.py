@@ -22,6 +22,7 @@ import structlog
 
 Child = subprocess.Popen[bytes]
 PREFIX = struct.Struct("<Q")
+LONGEST = 1 << 30  # bytes of a message: a child's memory holds no longer one
 START_S = 60.0  # a child's time to start, which no file pays for
 _PIECE = 1 << 16  # bytes moved at a time
 _LOOK_S = 0.1  # how often work that runs is asked whether it is still wanted
@@ -101,10 +102,12 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(_ROOT), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def answer(process: Child, until: Until) -> dict[str, Any]:
-    """The child's next message; the first says that it has started. Raises TimeoutError, EOFError, OSError, ValueError, and
-    what the check does."""
+def answer(process: Child, until: Until, longest: int = LONGEST) -> dict[str, Any]:
+    """The child's next message, of no more than `longest` bytes; the first says that it has started. Raises TimeoutError,
+    EOFError, OSError, ValueError, and what the check does."""
     (length,) = PREFIX.unpack(receive(process, PREFIX.size, until))
+    if length > longest:
+        raise ValueError("the child's message is too long")
     value = json.loads(receive(process, length, until))
     if not isinstance(value, dict):
         raise ValueError("the child answered with something else than an object")

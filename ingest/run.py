@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 from sqlalchemy.orm import Session
@@ -24,7 +25,13 @@ log = structlog.get_logger()
 RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
 _LOOK_SECONDS = 0.2  # how often a file that waits for its turn asks whether it is still wanted
 
-Rest = Callable[[], None]
+
+@dataclass(frozen=True)
+class Rest:
+    """The second half of a run. `undo` takes back what the first has stored, where the second does not come to its end."""
+
+    do: Callable[[], None]
+    undo: Callable[[], None] = lambda: None
 
 
 class FileRun:
@@ -65,16 +72,22 @@ class FileRun:
             self._do(self._hold.check)
 
     def leave(self) -> None:
-        """Do no more about the file: its lease runs out, and another run takes it up."""
+        """Do no more about the file: another run may take it up at once."""
         if self._rest is not None:
-            self._rest = None
+            self._take_back()
             self._stop()
+            self._unless_cancelled(lambda session, row, job: hand_over(session, row))
 
     def finish(self) -> None:
         """Do the second half, if there still is one."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            self._do(rest)
+        if (rest := self._rest) is None:
+            return
+
+        def end() -> None:
+            rest.do()
+            self._rest = None
+
+        self._do(end)
 
     def _do(self, part: Callable[[], None]) -> None:
         """Do a part of the run, and end the file if that fails. Once nothing is left, the lease is renewed no more."""
@@ -86,7 +99,9 @@ class FileRun:
         try:
             part()
         except Exception as error:  # noqa: BLE001 - a fault of ours in one file must not stop the others
-            self._rest = None
+            if isinstance(error, LeaseLost):
+                self._rest = None  # what it has stored is for whoever holds the file now
+            self._take_back()
             tracing.failed(self._span, error)
             self._stop()
             self._failed(error)
@@ -96,6 +111,15 @@ class FileRun:
             raise
         if self._rest is None:
             self._stop()
+
+    def _take_back(self) -> None:
+        """Undo what a second half was to need, while the lease is held: so that no other run counts on it already."""
+        rest, self._rest = self._rest, None
+        try:
+            if rest is not None:
+                rest.undo()
+        except Exception as error:  # noqa: BLE001 - what is left over does no harm
+            log.warning("not_taken_back", file=self._lease.job_file_id, error=type(error).__name__)
 
     def _stop(self) -> None:
         self._hold.__exit__(None, None, None)

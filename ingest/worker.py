@@ -92,7 +92,7 @@ class IngestWorker:
                 if run is None:
                     continue  # what has been finished meanwhile may have brought more: an archive's files
                 if not run.alone and more():
-                    ahead = _Ahead(self._reader, lambda: self._begin_one(job_id))
+                    ahead = _Ahead(self._reader, lambda: self._begin_one(job_id, ahead=True))
                 run.finish()
                 files += 1
                 self.ring("precompute")
@@ -108,9 +108,9 @@ class IngestWorker:
         except TimeoutError:
             return True
 
-    def _begin_one(self, job_id: str | None) -> FileRun | None:
+    def _begin_one(self, job_id: str | None, *, ahead: bool = False) -> FileRun | None:
         lease = claim_file(
-            self.catalogue, self.owner, self.lease_seconds, job_id=job_id, last_tenant=self._last_tenant
+            self.catalogue, self.owner, self.lease_seconds, job_id=job_id, last_tenant=self._last_tenant, ahead=ahead
         )
         if lease is None:
             return None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _PROBE = "probe"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def _now() -> datetime.datetime:
@@ -70,4 +71,6 @@ class Signer:
         """Where the bucket's objects lie, as botocore has it: origin, the host as requests name it, and the path before keys."""
         place = {"Bucket": self._bucket, "Key": _PROBE}
         url = urlsplit(self._client.generate_presigned_url("get_object", Params=place, ExpiresIn=self._seconds))
-        return f"{url.scheme}://{url.netloc}", url.netloc, url.path.removesuffix(_PROBE)
+        # http.client, as all others, leaves a scheme's own port out of the Host that it sends.
+        host = url.netloc.rpartition(":")[0] if url.port == _DEFAULT_PORTS[url.scheme] else url.netloc
+        return f"{url.scheme}://{url.netloc}", host, url.path.removesuffix(_PROBE)

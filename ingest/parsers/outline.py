@@ -82,6 +82,11 @@ def heading_mark(lines: Sequence[str], index: int) -> Mark | None:
     return mark
 
 
+def names_section(line: str) -> bool:
+    """Whether a line names a section by its kind and number: "Article 2", "§ 5"."""
+    return bool(_KEYWORD.match(line) or _CJK.match(line))
+
+
 def begins_clause(lines: Sequence[str], index: int) -> bool:
     """Whether a numbered clause begins at line `index`: its number and its body belong together."""
     line = lines[index].lstrip()

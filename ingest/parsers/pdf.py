@@ -14,7 +14,7 @@ import pypdfium2
 
 from ingest.parsers.outline import Mark, Outline, begins_clause, heading_mark
 from ingest.parsers.pdf_columns import reading_order
-from ingest.parsers.pdf_lines import SENTENCE_ENDS, Line, body_size, continues_table, in_sequence, lines_of
+from ingest.parsers.pdf_lines import LARGER, SENTENCE_ENDS, Line, body_size, continues_table, in_sequence, lines_of
 from ingest.parsers.pdf_page import Page, Run, read_page
 from ingest.parsers.pdf_tables import LEADER, take_grids, with_aligned
 from ingest.parsers.writer import Writer
@@ -22,7 +22,6 @@ from storage.errors import FileError
 from storage.types import ParsedDocument
 
 _WRONG_PASSWORD = 4  # FPDF_ERR_PASSWORD
-_LARGER = 1.15  # a heading's letters against the body's
 _SHORT = 0.85  # of the usual width: a line that ends earlier may end its paragraph
 
 
@@ -162,7 +161,7 @@ class _Text:
         if numbered is not None:
             return numbered
         short = 2 < len(line) <= 90 and not line.endswith(SENTENCE_ENDS) and any(map(str.isalpha, line))
-        if not short or LEADER.search(line) or self.body <= 0 or size < self.body * _LARGER or place + 1 == len(texts):
+        if not short or LEADER.search(line) or self.body <= 0 or size < self.body * LARGER or place + 1 == len(texts):
             return None
         # The larger the letters the higher the heading: sizes a half point apart are told apart.
         return Mark("level", -round(size * 2))

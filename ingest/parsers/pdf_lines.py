@@ -1,9 +1,11 @@
 """A PDF's lines over all its pages: running heads and feet, page numbers and footnotes stand aside from the text.
 
 The rules, as nothing of the text may vanish unsaid:
-- A line that stands at the same height at the top or bottom of pages that follow one another, the same but for a number
-  that counts the pages, is a running line. It is kept where it first stands, and left out after that.
+- A line that stands at the same height at the top or bottom of pages that follow one another is a running line. It is kept
+  where it first stands, and left out after that. It may hold the page's number: by a word for that, or where the line is
+  also there without.
 - Where it holds nothing but the page's number it is left out; the page is known of every character anyway.
+- A line with another number that counts up from page to page ("Invoice No. 4711") stays on every page; a heading stays one.
 - Such lines and footnotes stay on their page, but at a place where they interrupt no sentence.
 """
 
@@ -14,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ingest.parsers.outline import names_section
 from ingest.parsers.pdf_page import Run
 
 _EDGE_ROWS = 3  # at the top and the bottom of a page, where running lines stand
@@ -21,8 +24,14 @@ _SAME_HEIGHT = 4.0  # points
 _LEAST_PAGES = 3
 _DENSE = 0.4  # of the pages from the first to the last: some heads are on every other page
 _NUMBER = re.compile(r"\d{1,6}")
+_FARTHEST = 50  # of a page's number from its place in the file
 _PAGE_WORDS = frozenset("page pages p pg of seite von s página pagina pag de di du la sur 第 页 頁 共".split())
+_PAGE_BEFORE = re.compile(r"(?:\b(?:pages?|pg?|seite|s|p[áa]gina|pag)|第)[.:]?\s*\Z", re.IGNORECASE)
+_PAGE_AFTER = re.compile(r"\s*[页頁]")
 _LETTERS = re.compile(r"[^\W\d_]+")
+_BESIDE_NUMBERS = re.compile(r"[\s\d.,:;~·•/|()\[\]<>«»_‐‑‒–—―-]*")
+_NO_WORDS = re.compile(r"\W+")
+LARGER = 1.15  # a heading's letters against the body's
 _SMALL = 0.92  # a footnote's letters against the body's
 _FOOTNOTE = re.compile(r"(?:\d{1,3}|[*†‡§¶]{1,3}|\(\d{1,3}\)|[a-z]\))[\s.]?\s*\S")
 _CLOSING = "\"'”’»)]"
@@ -89,7 +98,7 @@ def body_size(pages: Sequence[Sequence[Line]]) -> float:
 def in_sequence(pages: Sequence[Sequence[Line]]) -> list[Line]:
     """All lines in the order in which they are read, asides marked, repeated running lines left out."""
     size = body_size(pages)
-    marked = [_with_footnotes(page, size) for page in _without_running(pages)]
+    marked = [_with_footnotes(page, size) for page in _without_running(pages, size)]
     texts = [[line for line in page if not line.aside] for page in marked]
     sequence: list[Line] = []
     for index, (page, text) in enumerate(zip(marked, texts, strict=True)):
@@ -154,21 +163,32 @@ def continues_table(before: Line, after: Line) -> bool:
 # --- running lines ---
 
 
-def _without_running(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
-    seen: dict[str, list[tuple[int, float, int, str]]] = defaultdict(list)  # text → page, height, place, side
+_Key = tuple[str, int | None, str]  # a line around a number that counts pages, and how far it is from them; or all of it
+_Place = tuple[int, float, int, str]  # page, height, place, side
+
+
+def _without_running(pages: Sequence[Sequence[Line]], body: float) -> list[list[Line]]:
+    seen: dict[_Key, list[_Place]] = defaultdict(list)
     edges: list[dict[int, tuple[int, str]]] = []
     for number, page in enumerate(pages):
         edge = _edge_of(page)
         edges.append(edge)
         for place, (_, side) in edge.items():
-            for key in _keys(page[place].text, number):
+            for key in _keys(page[place], number, body):
                 seen[key].append((number, page[place].middle, place, side))
+    groups = [
+        (key, group)
+        for key, places in seen.items()
+        for group in _dense(places, 2 if _is_number(key, len(pages)) else _LEAST_PAGES)
+    ]
+    heads = {_NO_WORDS.sub(" ", text).strip() for (text, counted, _), _ in groups if counted is None}
     found: list[dict[int, str]] = [{} for _ in pages]  # by place: what becomes of it
-    for key, places in seen.items():
-        for group in _dense(places, 2 if _is_number(key) else _LEAST_PAGES):
-            first = None if _is_number(key) else group[0][0]
-            for number, _, place, side in group:
-                found[number][place] = side if number == first else found[number].get(place, "out")
+    for key, group in groups:
+        is_number = _is_number(key, len(pages))
+        stays = not is_number and not _is_head(key, heads)
+        for at, (number, _, place, side) in enumerate(group):
+            is_first = at == 0 or number == group[0][0]
+            found[number][place] = side if stays or (is_first and not is_number) else found[number].get(place, "out")
     return [list(_kept(page, edge, marks)) for page, edge, marks in zip(pages, edges, found, strict=True)]
 
 
@@ -188,22 +208,39 @@ def _edge_of(page: Sequence[Line]) -> dict[int, tuple[int, str]]:
     return found
 
 
-def _keys(text: str, page: int) -> Iterator[str]:
+def _keys(line: Line, page: int, body: float) -> Iterator[_Key]:
     """What a line may have in common with those of other pages: all of it, or all but a number that counts pages."""
-    yield text
-    for number in [*_NUMBER.finditer(text)][:4]:
-        yield f"{text[: number.start()]}\0{int(number[0]) - page}\0{text[number.end() :]}"
+    text = line.text
+    yield text, None, ""
+    if line.size <= body * LARGER and not names_section(text):  # headings may count up as pages do
+        for number in [*_NUMBER.finditer(text)][:4]:
+            yield text[: number.start()], int(number[0]) - page, text[number.end() :]
 
 
-def _is_number(key: str) -> bool:
-    """Whether a running line says no more than which page it is on."""
-    before, counted, after = key.split("\0") if "\0" in key else (key, "", "")
-    return bool(counted) and {word.casefold() for word in _LETTERS.findall(f"{before} {after}")} <= _PAGE_WORDS
+def _is_number(key: _Key, pages: int) -> bool:
+    """Whether a running line says no more than which page it is on, and of how many."""
+    before, counted, after = key
+    if counted is None or abs(counted) > _FARTHEST:
+        return False
+    rest = f"{before} {after}"
+    words, numbers = _LETTERS.findall(rest), _NUMBER.findall(rest)
+    if numbers and (len(numbers) > 1 or int(numbers[0]) > pages + _FARTHEST or not (words or "/" in rest or "|" in rest)):
+        return False
+    return {word.casefold() for word in words} <= _PAGE_WORDS and bool(_BESIDE_NUMBERS.fullmatch(_LETTERS.sub("", rest)))
 
 
-def _dense(places: list[tuple[int, float, int, str]], least: int) -> Iterator[list[tuple[int, float, int, str]]]:
+def _is_head(key: _Key, heads: set[str]) -> bool:
+    """Whether a running line is the same on all its pages but for the page's number. Other numbers may count up as well."""
+    before, counted, after = key
+    if counted is None:
+        return True
+    is_told = _PAGE_BEFORE.search(before) or _PAGE_AFTER.match(after)
+    return abs(counted) <= _FARTHEST and bool(is_told or _NO_WORDS.sub(" ", f"{before} {after}").strip() in heads)
+
+
+def _dense(places: list[_Place], least: int) -> Iterator[list[_Place]]:
     """Those at one height, where they are on enough of the pages from the first to the last."""
-    group: list[tuple[int, float, int, str]] = []
+    group: list[_Place] = []
     for place in [*sorted(places, key=lambda place: (place[1], place[0])), None]:
         if place is not None and (not group or place[1] - group[-1][1] <= _SAME_HEIGHT):
             group.append(place)

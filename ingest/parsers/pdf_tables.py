@@ -217,10 +217,11 @@ def _bands(rows: list[Row], across: Sequence[Rule]) -> Iterator[tuple[int, int]]
     for index, row in enumerate(rows):
         several = len(_cells_of(row)) >= 2
         apart = index > begun and rows[index - 1][0].middle - row[0].middle > 3 * row[0].height
-        if any(run.rows for run in row) or not (several or (index > begun and _hangs(rows[begun], row))) or apart:
+        is_taken = any(run.rows for run in row)  # a table between drawn lines stands in it
+        if is_taken or not (several or (index > begun and _hangs(rows[begun], row))) or apart:
             if index - begun >= 2:
                 yield begun, index
-            begun = index if several else index + 1
+            begun = index if several and not is_taken else index + 1
     if rows and len(rows) - begun >= 2:
         yield begun, len(rows)
 

@@ -165,6 +165,25 @@ def test_links_and_devices_are_skipped() -> None:
     assert results(packed.getvalue()) == ({}, {"link": "symlink"})
 
 
+@pytest.mark.parametrize("letter", ["x", "é", "灯"])
+def test_a_name_over_4_kib_is_skipped_and_cut(letter: str) -> None:
+    longest = letter * (4096 // len(letter.encode()))
+    files = {longest: b"taken", longest + letter: b"too long"}
+    for make in MAKERS.values():
+        taken, skipped = results(make(files))
+        assert taken == {longest: b"taken"}
+        assert skipped == {letter * 200 + "…": "name too long"}
+
+
+def test_a_link_with_a_name_too_long_is_cut() -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("x" * 500_000)
+        info.type, info.linkname = tarfile.SYMTYPE, "a"
+        archive.addfile(info)
+    assert results(out.getvalue(), Caps()) == ({}, {"x" * 200 + "…": "name too long"})
+
+
 def test_a_second_file_of_one_name_is_skipped() -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:

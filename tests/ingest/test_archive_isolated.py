@@ -148,7 +148,8 @@ def test_a_child_ends_with_the_reading_of_its_archive(children: list[pipes.Child
 
 @pytest.mark.parametrize(("said", "code"), [
     ({"path": "a", "bytes": 1 << 40}, "archive_limit"), ({"path": "a", "bytes": 0}, "archive_limit"),
-    ({"path": "a"}, "parser_crash"), ([1], "parser_crash"),
+    ({"path": "a"}, "parser_crash"), ([1], "parser_crash"), ({"path": "a" * 40_000, "reason": "r"}, "parser_crash"),
+    ({"path": "a", "reason": "r"}, "archive_limit"),
 ])  # fmt: skip
 def test_a_child_that_has_been_taken_over_is_not_believed(said: object, code: str) -> None:
     times = Caps().entries + 1  # of empty files more than an archive may have
@@ -195,6 +196,36 @@ def test_a_reader_that_the_system_does_not_keep_from_the_network_is_told_once(
     for started in ({"network_cut": True}, {"network_cut": False}, {"network_cut": False}, {}):
         pipes._tell(started)
     assert said == ["parser_network_not_enforced"]
+
+
+def test_the_longest_name_there_may_be_comes_through() -> None:
+    name = "\U0001f4a1" * 1024  # of four bytes each, which JSON writes in twelve
+    assert list(expand_isolated(io.BytesIO(zipped({name: b"t"})), "a")) == [Extracted(name, b"t")]
+
+
+def test_a_message_that_never_ends_is_not_waited_for() -> None:
+    program = "import sys; sys.stdout.buffer.write((1 << 40).to_bytes(8, 'little') + bytes(10)); sys.stdout.flush(); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=pipes.environment(), bufsize=0
+    )
+    try:
+        with pytest.raises(ValueError, match="too long"):
+            pipes.answer(child, pipes.Until(30, lambda: None))
+    finally:
+        pipes.stop(child)
+
+
+def test_a_warning_names_some_of_what_was_left_out_and_counts_all(work: Work) -> None:
+    corpus = work.corpus()
+    binaries = {f"{n:04}{'x' * 3000}": b"\0\1\2" * 99 for n in range(50)}
+    work.ingest(corpus, {"a.zip": zipped({**binaries, "z" * 5000: b"text", "good.txt": b"The lamp is lit."})})
+    document = work.document(corpus, "a.zip")
+    assert document is not None
+    assert document.error_message is not None
+    assert document.error_message.startswith("51 files in the archive were left out: 0000xxx")
+    assert document.error_message.count(": binary") == 20
+    assert len(document.error_message) < 20 * 230
+    assert work.chunks(corpus) == ["The lamp is lit."]
 
 
 def test_skipped_members_are_told_with_their_reason() -> None:

@@ -162,8 +162,26 @@ def test_a_file_that_failed_before_is_worked_on_alone(watched: Watched) -> None:
     assert watched.work.count(JobFile, JobFile.status == "done") == 3
 
 
-def test_a_worker_that_breaks_down_leaves_the_file_ahead_to_another(work: Work) -> None:
-    work.lease_seconds = 0.6
+def test_a_file_that_failed_before_is_not_claimed_beside_another(watched: Watched) -> None:
+    """Nor is it passed over: it comes next, alone."""
+    three(watched.work)
+    with watched.work.catalogue.write() as session:
+        session.query(JobFile).filter(JobFile.path == "b.txt").update({"attempt": 1})
+    held: list[int] = []
+
+    def embedding(text: str) -> None:
+        time.sleep(0.3)  # time enough to take a second file
+        held.append(watched.leased)
+
+    watched.embedding = embedding
+    assert watched.worker.drain() == 3
+    assert held == [1, 1, 1]
+    assert [event for event in watched.events if event.startswith("parse")] == ["parse a.txt", "parse b.txt", "parse c.txt"]
+
+
+@pytest.mark.parametrize("cancelling", [False, True])
+def test_a_worker_that_breaks_down_gives_the_file_ahead_back_at_once(work: Work, cancelling: bool) -> None:
+    work.lease_seconds = 600.0
     watched = Watched(work)
     bell = threading.Event()
 
@@ -171,6 +189,9 @@ def test_a_worker_that_breaks_down_leaves_the_file_ahead_to_another(work: Work) 
         if not bell.is_set():
             bell.set()
             watched.until("parse b.txt")
+            if cancelling:
+                with work.catalogue.write() as session:
+                    session.query(Job).update({"status": "cancelling"})
             raise OSError("no bell")
 
     watched.worker.ring = ring
@@ -178,12 +199,11 @@ def test_a_worker_that_breaks_down_leaves_the_file_ahead_to_another(work: Work) 
     with pytest.raises(OSError, match="no bell"):
         watched.worker.drain()
 
-    def expired() -> bool:
-        with work.catalogue.write() as session:
-            reap(session)
-        return watched.leased == 0
-
-    wait_for(expired, "the lease of the file ahead runs out")
+    assert watched.leased == work.count(JobFile, JobFile.lease_owner.is_not(None)) == 0
+    if cancelling:
+        assert work.count(JobFile, JobFile.path == "b.txt", JobFile.status == "cancelled") == 1
+        return
+    assert work.count(JobFile, JobFile.path == "b.txt", JobFile.status == "pending", JobFile.attempt == 0) == 1
     assert watched.worker.drain() == 2
     assert work.count(JobFile, JobFile.status == "done") == 3
     assert work.count(ChunkRow) == 3

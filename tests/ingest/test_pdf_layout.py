@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -283,6 +284,23 @@ def test_a_table_within_a_column_stays_in_its_place() -> None:
     assert len(tables(document)) == 1
 
 
+def test_a_ruled_table_beside_words_and_above_a_table_without_lines_is_kept() -> None:
+    pdf = page(sheet())
+    grid(pdf, [["Rent", "9100"], ["Heat", "2200"]], y=60, width=50)
+    put(pdf, 250, 80, "Start")
+    put(pdf, 350, 80, "June")
+    rows = [["Alpha", "one", "red"], ["Bravo", "two", "blue"], ["Carol", "six", "gold"], ["Delta", "ten", "pink"]]
+    for number, row in enumerate(rows):
+        for x, text in zip((55, 250, 350), row, strict=True):
+            put(pdf, x, 112 + 14 * number, text)
+    document = read(pdf)
+    assert [document.text[t.start : t.end].split("\n") for t in tables(document)] == [
+        ["Rent | 9100", "Heat | 2200"],
+        [" | ".join(row) for row in rows],
+    ]
+    assert "Start June" in flat(document)
+
+
 # --- no tables, no columns ---
 
 
@@ -374,15 +392,15 @@ def test_a_sentence_goes_on_over_a_page_between_running_heads_feet_and_a_footnot
     for number, text in enumerate(texts, 1):
         page(pdf)
         put(pdf, 50, 40, "Master Agreement, version 7")
-        put(pdf, 480, 40, f"Part {number}")
+        put(pdf, 480, 40, f"Page {number}")
         for row, line in enumerate(wrapped(pdf, text, 480)):
             put(pdf, 50, 100 + row * STEP, line)
         put(pdf, 50, 740, f"{number} This is the note at the foot of page{number}x.", size=7)
         put(pdf, 270, 800, f"Page {number} of 5")
     document = read(pdf)
     assert document.text.count("Master Agreement, version 7") == 1
-    assert document.text.count("Part 1") == 1
-    assert "Part 2" not in document.text  # the same but for a number that counts the pages
+    assert document.text.count("Page 1") == 1
+    assert "Page 2" not in document.text  # the same but for the page's number
     assert "of 5" not in document.text
     for before, after in pairwise(texts):
         assert f"{before.split()[-1]} {after.split()[0]}" in flat(document)
@@ -418,6 +436,62 @@ def test_a_number_that_does_not_count_the_pages_stays() -> None:
         put(pdf, 50, 100, f"{prose(f'b{number}x', 10)}")
     text = read(pdf).text
     assert all(f"Total {number}" in text for number in (31, 7, 19, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *[(text, 10) for text in ("Invoice No. {}", "No. {}", "Item {}", "# {}", "§ {}", "Article {}", "{} Alpha Beta Ltd")],
+        *[(text, 10) for text in ("2.{}", "{}/6/2024", "Step {} of 4", "Report for customer {}", "£ {}")],
+        ("{}", 16),
+        ("Chapter {}", 16),
+        ("Page {}", 16),
+    ],
+)
+@pytest.mark.parametrize("begun", [1, 20, 4711])
+def test_a_number_that_goes_up_with_the_pages_stays_unless_it_is_surely_theirs(text: str, size: int, begun: int) -> None:
+    lines = [text.format(begun + number) for number in range(4)]
+    found = flat(read(counted(lines, size)))
+    for number, line in enumerate(lines):
+        (place,) = re.finditer(rf"(?<!\w){re.escape(line)}(?!\w)", found)
+        assert place.start() < found.index(f"b{number}x9")
+
+
+@pytest.mark.parametrize("begun", [1, 20])
+@pytest.mark.parametrize("text", ["{}", "- {} -", "Page {}", "Page {} of 24", "{} / 24", "p. {}", "[{}]", "Seite {} von 24"])
+def test_a_page_s_own_number_is_left_out(text: str, begun: int) -> None:
+    document = read(counted([text.format(begun + number) for number in range(4)], 10))
+    assert flat(document) == " ".join(f"{prose(f'b{number}x', 10)}." for number in range(4))
+
+
+def test_a_number_far_from_the_page_s_stays_but_interrupts_no_sentence() -> None:
+    pdf = counted([str(2019 + number) for number in range(4)], 10, end="")
+    found = flat(read(pdf))
+    assert all(found.count(str(year)) == 1 for year in range(2019, 2023))
+    assert re.search(r"\w*b0x9 \w*b1x0\b", found)
+
+
+def test_a_head_that_is_also_there_without_the_page_s_number_is_kept_once() -> None:
+    heads = ["The Great Book"] * 3 + [f"{number} The Great Book" for number in range(4, 8)]
+    found = flat(read(counted(heads, 10)))
+    assert found.count("The Great Book") == 2
+    assert "5 The Great Book" not in found
+
+
+def counted(heads: Sequence[str], size: int, end: str = ".") -> FPDF:
+    """Pages of ten words under these heads."""
+    pdf = sheet()
+    for number, head in enumerate(heads):
+        page(pdf)
+        put(pdf, 50, 60, head, size)
+        put(pdf, 50, 100, f"{prose(f'b{number}x', 10)}{end}")
+    return pdf
+
+
+def test_headings_that_count_up_are_headings() -> None:
+    heads = [f"Article {number}" for number in range(1, 5)]
+    document = read(counted(heads, 10))
+    assert [document.text[b.start : b.end] for b in document.blocks if b.kind == "heading"] == heads
 
 
 def test_heads_of_left_and_right_pages_are_kept_once_each() -> None:

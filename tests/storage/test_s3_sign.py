@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import http.client
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -77,6 +78,44 @@ def test_without_an_endpoint_it_is_the_one_that_botocore_knows(clock: Clock, reg
     found = Signer(theirs, session.get_credentials(), "bucket", region, 60).url("GET", "a/b")
     assert taken_apart(found) == taken_apart(expected)
     assert "amazonaws.com" in found
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host"),
+    [
+        ("https://store.test:443", "store.test"),
+        ("http://store.test:80", "store.test"),
+        ("https://store.test:80", "store.test:80"),
+        ("http://store.test:443", "store.test:443"),
+        ("https://store.test", "store.test"),
+        ("http://[::1]:80", "[::1]"),
+        ("http://[::1]:8333", "[::1]:8333"),
+    ],
+)
+def test_what_is_signed_is_the_host_that_a_request_names(clock: Clock, endpoint: str, host: str) -> None:
+    """A scheme's own port is not in it, though the endpoint says it."""
+    session = boto3.session.Session("AKIATEST", "secret", region_name="us-east-1")
+    theirs = client(session, endpoint_url=endpoint)
+    expected = theirs.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": "a/b"}, ExpiresIn=60)
+    signer = Signer(theirs, session.get_credentials(), "bucket", "us-east-1", 60)
+    assert taken_apart(signer.url("GET", "a/b")) == taken_apart(expected)
+    assert sent_host(endpoint) == host
+
+
+def sent_host(endpoint: str) -> str:
+    """The Host of a request that http.client makes."""
+    parts, sent = urlsplit(endpoint), bytearray()
+
+    class Socket:
+        def sendall(self, data: bytes) -> None:
+            sent.extend(data)
+
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.netloc)
+    connection.sock = Socket()
+    connection.request("GET", "/bucket/a/b")
+    (found,) = [line.removeprefix("Host: ") for line in sent.decode().split("\r\n") if line.startswith("Host: ")]
+    return found
 
 
 def test_credentials_that_change_are_taken_up_at_once(pair: tuple[Signer, Any], clock: Clock) -> None:
