@@ -53,8 +53,8 @@ def plan(session: Session, who: Principal, corpus: Corpus, wanted: Sequence[Want
 
 
 def _access(who: Principal, want: Wanted) -> list[Any] | None:
-    """Whoever adds a document goes on seeing it."""
-    return None if want.access is None else sorted({*want.access, *who.names})
+    """Whoever adds a document goes on seeing it: the person or the key alone, not the groups they are in."""
+    return None if want.access is None else sorted({*want.access, *who.own_names})
 
 
 def add(parts: ApiParts, who: Principal, corpus_id: str, wanted: Wanted) -> dict[str, Any]:
