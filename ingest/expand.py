@@ -14,9 +14,10 @@ from ingest.archive_isolated import expand_isolated
 from ingest.detect import is_binary
 from ingest.files import SOURCE_PURPOSE, store_file
 from ingest.jobs import SEPARATOR, JobItem, add_items, attach
+from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
-from storage.errors import FileError
+from storage.errors import FileError, PathClosed
 from storage.types import ObjectStore
 
 MOST_NAMED = 20  # skipped members that a warning names
@@ -73,25 +74,26 @@ def commit_members(
 ) -> str | None:
     """Add the archive's files to the job, and delete the documents whose file it no longer holds. What to
     warn of."""
+    names = job.request.get("names")
     taken = set(session.scalars(select(JobFile.path).where(JobFile.job_id == job.id)))
     items = [
         JobItem(old.path, old.id, old.file_id, "delete")
         for old in members(session, corpus.id, archive.path)
-        if old.path not in unpacked.files
+        if old.path not in unpacked.files and is_open(old.access, names)
     ]
+    skipped = list(unpacked.skipped)
     for path, file in unpacked.files.items():
-        document = attach(
-            session,
-            corpus,
-            path,
-            file.id,
-            file.sha256,
-            attributes=archive.attributes,
-            access=archive.access,
-        )
+        try:
+            document = attach(
+                session, corpus, path, file.id, file.sha256,
+                attributes=archive.attributes, access=archive.access, names=names,
+            )  # fmt: skip
+        except PathClosed:
+            skipped.append(f"{path.removeprefix(archive.path + SEPARATOR)}: its path is not the asker's to write to")
+            continue
         items.append(JobItem(path, document.id, file.id))
     add_items(session, job, [item for item in items if item.path not in taken])
-    if not unpacked.skipped:
+    if not skipped:
         return None
-    named = ", ".join(unpacked.skipped[:MOST_NAMED])
-    return f"{len(unpacked.skipped)} files in the archive were left out: {named}"
+    named = ", ".join(skipped[:MOST_NAMED])
+    return f"{len(skipped)} files in the archive were left out: {named}"

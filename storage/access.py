@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,3 +15,8 @@ def ruled(settings: Mapping[str, Any], path: str, given: Sequence[str] | None) -
             principals: list[str] | None = rule["principals"]
             return principals
     return None if given is None else list(given)
+
+
+def is_open(access: Sequence[str] | None, names: Collection[str] | None) -> bool:
+    """Whether a document with this list is open to who has these names. `names` None: the service itself."""
+    return names is None or access is None or any(name in access for name in names)

@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 from ingest import jobs
 from ingest.job_view import job_event, view
 from serving.api.parts import ApiParts
-from serving.auth import Principal, audit
+from serving.auth import Forbidden, Principal, audit
 from serving.doors.paging import Page, listing, window
+from storage.access import is_open
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import Job
+from storage.catalogue.schema import Document, Job, JobFile
 from storage.errors import NotFound
 
 ENDED = ("cancelled", "completed", "completed_with_errors", "failed")
@@ -62,12 +63,19 @@ def cancel(parts: ApiParts, who: Principal, job_id: str) -> dict[str, Any]:
 
 
 def retry(parts: ApiParts, who: Principal, job_id: str, only: str) -> dict[str, Any]:
-    """A new job over the files of an ended one."""
+    """A new job over the files of an ended one. Raises NotFound, UserError, or Forbidden if one of its documents is not
+    open to the asker: the job may hold an older content, or delete."""
     with parts.catalogue.write() as session:
         find(session, who, job_id)
+        if not all(is_open(access, who.names) for access in session.scalars(_access_lists(job_id))):
+            raise Forbidden("This job holds documents that you may not write to.", code="path_closed")
         shown = view(session, jobs.retry(session, job_id, only))
     parts.ring("ingest")
     return shown
+
+
+def _access_lists(job_id: str) -> Select[Any]:
+    return select(Document.access).join(JobFile, JobFile.document_id == Document.id).where(JobFile.job_id == job_id)
 
 
 def event(parts: ApiParts, job_id: str, after: int) -> tuple[int, dict[str, Any]] | None:

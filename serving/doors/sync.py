@@ -39,7 +39,7 @@ def from_manifest(
 ) -> dict[str, Any]:
     """What the manifest changes, and unless it is a dry run the job that does; contents are uploaded after.
 
-    Raises NotFound, UserError."""
+    Raises NotFound, PathClosed, UserError."""
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         done = sync_manifest(
@@ -49,6 +49,7 @@ def from_manifest(
             delete_missing=delete_missing,
             done_hash=parts.done_hash,
             dry_run=dry_run,
+            names=who.names,
         )
         if not dry_run and delete_missing:
             audit(session, who, "corpus.sync", corpus_id, parts.clock())
