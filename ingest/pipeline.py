@@ -70,6 +70,7 @@ class Pipeline:
     kv_delete: KVDelete
     identity: str
     lease_seconds: float = 60.0
+    max_bytes: int = 512 << 20  # of a file that is no archive: whoever parses it has all of it in memory
     decide: Decide = lambda document, corpus: Decision()  # by the operator's policy
     reindexer: Reindexer | None = None
 
@@ -120,6 +121,8 @@ class Pipeline:
             if is_archive(stream):
                 found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, stream, hold.check)
                 return lambda: self._commit_archive(lease, file, done_hash, found)
+            if file.bytes > self.max_bytes:
+                raise FileError(f"the file has {file.bytes:,} bytes, and {self.max_bytes:,} are read at most", code="too_large")
             data = stream.read()
         parsed = self.parser.parse(data, work.row.path, hold.check)
         return lambda: self._commit(lease, self._prepare(lease, work, file, parsed, done_hash, hold), hold)
