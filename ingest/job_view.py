@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.orm import Session
 
+from ingest.rights import shown_to
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Job, JobFile, KVObject
 
@@ -19,13 +21,16 @@ _STATUS_RANK = ("queued", "in_progress", "cancelling")
 _STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
 
 
-def view(session: Session, job: Job) -> dict[str, Any]:
-    """The job object of the API. What it says of a job that has ended never changes."""
+def view(session: Session, job: Job, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The job object of the API, as who is known by `names` may see it; None: all of it. What it says of a job that has
+    ended never changes, but for who may see a document."""
     final = job.result.get("final")
     if final is not None:
         progress, errors, warnings = final["progress"], final["errors"], final.get("warnings", [])
     else:
         progress, errors, warnings = live_progress(session, job), errors_of(session, job), warnings_of(session, job)
+    if names is not None:
+        errors, warnings = (shown_to(session, job.corpus_id, said, names) for said in (errors, warnings))
     return {
         "id": job.id,
         "object": "job",
@@ -152,13 +157,15 @@ def progress_id(shown: dict[str, Any]) -> int:
     return int(counts) + rank + _STAGES.index(shown["stage"]) + 1
 
 
-def job_event(catalogue: Catalogue, job_id: str, after: int = 0) -> tuple[int, dict[str, Any]] | None:
-    """The job as it is now with its event id, if that is newer than `after`; None if nothing happened
+def job_event(
+    catalogue: Catalogue, job_id: str, after: int = 0, names: Collection[str] | None = None
+) -> tuple[int, dict[str, Any]] | None:
+    """The job as it is now, and as `view` shows it, with its event id, if that is newer than `after`; None if nothing happened
     since."""
     with catalogue.read() as session:
         job = session.get(Job, job_id)
         if job is None:
             return None
-        shown = view(session, job)
+        shown = view(session, job, names)
     number = progress_id(shown)
     return (number, shown) if number > after else None

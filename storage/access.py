@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -48,4 +48,5 @@ def is_open_to(column: Any, names: Collection[str]) -> ColumnElement[bool]:
     """The same as `is_open`, of a column of lists. Names are compared whole: no text of a list is searched, as a name may
     hold whatever JSON has between two names."""
     each = _each_name(column).table_valued("value")
-    return column.is_(None) | select(1).select_from(each).where(each.c.value.in_(sorted(names))).exists()
+    named = select(1).select_from(each).where(each.c.value.in_(sorted(names)))
+    return or_(column.is_(None), named.exists())

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
 from serving.api.parts import ApiParts
+from serving.auth import Principal
 from serving.doors import jobs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -56,30 +57,30 @@ def stream_job_events(
         int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdecimal() else 0
     )
     headers = {"cache-control": "no-cache"}
-    return StreamingResponse(_events(parts, job_id, after), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_events(parts, who, job_id, after), media_type="text/event-stream", headers=headers)
 
 
-async def _events(parts: ApiParts, job_id: str, after: int) -> AsyncIterator[str]:
+async def _events(parts: ApiParts, who: Principal, job_id: str, after: int) -> AsyncIterator[str]:
     """The job whenever it has got further, to its end. Ids grow, so that a client resumes after its last."""
     quiet = 0
     while True:
-        news = await to_thread.run_sync(jobs.event, parts, job_id, after)
+        news = await to_thread.run_sync(jobs.event, parts, who, job_id, after)
         if news is not None:
             after, quiet = news[0], 0
             yield f"id: {after}\nevent: job\ndata: {json.dumps(news[1], ensure_ascii=False)}\n\n"
         elif quiet % HEARTBEAT_LOOKS == 0:
             yield ": waiting\n\n"
         if (news is not None and news[1]["status"] in jobs.ENDED) or await _ended(
-            parts, job_id, news is None
+            parts, who, job_id, news is None
         ):
             return
         quiet += 1
         await anyio.sleep(LOOK_SECONDS)
 
 
-async def _ended(parts: ApiParts, job_id: str, ask: bool) -> bool:
+async def _ended(parts: ApiParts, who: Principal, job_id: str, ask: bool) -> bool:
     """A client that resumes after the last event of an ended job gets no more of it."""
     if not ask:
         return False
-    latest = await to_thread.run_sync(jobs.event, parts, job_id, -1)
+    latest = await to_thread.run_sync(jobs.event, parts, who, job_id, -1)
     return latest is None or latest[1]["status"] in jobs.ENDED

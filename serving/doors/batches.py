@@ -137,7 +137,7 @@ def upload(
             session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=items,
             request=jobs.asked_by(who.names),
         )  # fmt: skip
-        shown = view(session, job)
+        shown = view(session, job, who.names)
     parts.ring("ingest")
     return {**shown, "skipped": skipped}
 

@@ -43,13 +43,13 @@ def show_all(
     with parts.catalogue.read() as session:
         cursor = find(session, who, page.after) if page.after else None
         rows, more = window(session, query, Job, page, cursor)
-        return listing([view(session, row) for row in rows], more)
+        return listing([view(session, row, who.names) for row in rows], more)
 
 
 def show(parts: ApiParts, who: Principal, job_id: str) -> dict[str, Any]:
     """One job. Raises NotFound."""
     with parts.catalogue.read() as session:
-        return view(session, find(session, who, job_id))
+        return view(session, find(session, who, job_id), who.names)
 
 
 def cancel(parts: ApiParts, who: Principal, job_id: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def cancel(parts: ApiParts, who: Principal, job_id: str) -> dict[str, Any]:
         jobs.cancel(session, job_id)
         audit(session, who, "job.cancel", job_id, parts.clock())
         session.flush()
-        return view(session, find(session, who, job_id))
+        return view(session, find(session, who, job_id), who.names)
 
 
 def retry(parts: ApiParts, who: Principal, job_id: str, only: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def retry(parts: ApiParts, who: Principal, job_id: str, only: str) -> dict[str, 
         find(session, who, job_id)
         if not all(is_open(access, who.names) for access in session.scalars(_access_lists(job_id))):
             raise Forbidden("This job holds documents that you may not write to.", code="path_closed")
-        shown = view(session, jobs.retry(session, job_id, only))
+        shown = view(session, jobs.retry(session, job_id, only), who.names)
     parts.ring("ingest")
     return shown
 
@@ -78,9 +78,9 @@ def _access_lists(job_id: str) -> Select[Any]:
     return select(Document.access).join(JobFile, JobFile.document_id == Document.id).where(JobFile.job_id == job_id)
 
 
-def event(parts: ApiParts, job_id: str, after: int) -> tuple[int, dict[str, Any]] | None:
+def event(parts: ApiParts, who: Principal, job_id: str, after: int) -> tuple[int, dict[str, Any]] | None:
     """The job's newest event after number `after`. The caller has checked the right to see the job."""
-    return job_event(parts.catalogue, job_id, after)
+    return job_event(parts.catalogue, job_id, after, who.names)
 
 
 def count_by_status(catalogue: Catalogue) -> dict[str, int]:

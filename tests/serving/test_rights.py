@@ -11,6 +11,7 @@ import pytest
 from api_kit import Site
 from sqlalchemy import select
 
+from ingest.planner import SourcePlanner
 from serving.auth import Principal
 from storage.catalogue.schema import Document
 
@@ -149,3 +150,41 @@ def test_a_job_is_retried_by_those_only_who_may_see_its_documents(site: Site) ->
         refused = theirs.post(f"/v1/jobs/{job}/retry", json={"only": "all"})
         assert (refused.status_code, "pay.txt" in refused.text) == (403, False)
         assert own.post(f"/v1/jobs/{job}/retry", json={"only": "all"}).status_code == 200
+
+
+def test_a_job_names_no_document_that_is_closed_to_who_looks(site: Site) -> None:
+    corpus, ann, eve = site.corpus_of("hr", {}), made(site), made(site, scopes=("read",))
+    with site.http(ann["key"]) as http:
+        named = [{"file": (name, b"ERROR invalid_file")} for name in ("fired.txt", "open.txt")]
+        sent = [http.post("/v1/files", files=each).json()["id"] for each in named]
+        body = {"files": [{"file_id": sent[0], "access": []}, {"file_id": sent[1]}]}
+        job = http.post(f"/v1/vector_stores/{corpus}/file_batches", json=body).json()["id"]
+    site.ingest()
+    for key, names in ((ann, ["fired.txt", "open.txt"]), (eve, [None, "open.txt"])):
+        with site.http(key["key"]) as http:
+            for path in (f"/v1/jobs/{job}", "/v1/jobs", f"/v1/jobs/{job}/events"):
+                seen = http.get(path)
+                assert seen.status_code == 200
+                assert ("fired" in seen.text, sent[0] in seen.text) == (key is ann, key is ann), path
+            shown = http.get(f"/v1/jobs/{job}").json()
+            assert [error["filename"] for error in shown["errors"]] == names
+            assert [error["code"] for error in shown["errors"]] == ["invalid_file"] * 2
+            assert shown["progress"]["files_failed"] == 2
+
+
+def test_a_sync_names_no_path_that_is_closed_to_who_looks(site: Site) -> None:
+    corpus, folder = site.corpus_of("hr", {}), site.parts.settings.data_dir / "sources" / "hr"
+    folder.mkdir(parents=True)
+    for name in ("fired.txt", "open.txt"):
+        (folder / name).write_text("words")
+    boss, eve = made(site, "group:hr"), made(site)
+    with site.http() as http:
+        rules = [{"path": "fired*", "principals": ["group:hr"]}]
+        http.put(f"/v1/corpora/{corpus}/settings", json={"access": rules}).raise_for_status()
+        http.put(f"/v1/corpora/{corpus}/source", json={"source": {"type": "folder", "path": str(folder)}}).raise_for_status()
+    for key, names in ((boss, ["fired.txt", "open.txt"]), (eve, ["open.txt"])):
+        with site.http(key["key"]) as http:
+            job = http.post(f"/v1/corpora/{corpus}/sync", json={"dry_run": True}).json()["id"]
+            planner = SourcePlanner(site.parts.catalogue, site.parts.objects, site.parts.reach, site.parts.done_hash)
+            site.work.worker(planner=planner).drain()
+            assert sorted(http.get(f"/v1/corpora/{corpus}/syncs/{job}").json()["found"]["added"]) == names

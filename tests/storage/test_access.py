@@ -29,8 +29,8 @@ def test_a_list_opens_to_its_own_names_alone(url: str) -> None:
         session.add(Tenant(id="t", name="t", created_at=0.0))
         session.flush()
         for number, listed in enumerate(LISTS):  # a column of the same kind, which needs no corpus and no file
-            row = {"id": str(number), "tenant_id": "t", "name": "k", "mac": str(number), "hint": "", "scopes": [], "created_at": 0.0}
-            session.execute(insert(ApiKey).values(**row, principals=listed))
+            texts = {"id": str(number), "tenant_id": "t", "name": "k", "mac": str(number), "hint": ""}
+            session.execute(insert(ApiKey).values(**texts, scopes=[], created_at=0.0, principals=listed))
     with catalogue.read() as session:
         for names in [(), *((name,) for name in NAMES), tuple(NAMES)]:
             found = {int(i) for i in session.scalars(select(ApiKey.id).where(is_open_to(ApiKey.principals, names)))}
