@@ -16,9 +16,10 @@ from ingest.detect import is_binary
 from ingest.files import SOURCE_PURPOSE, delete_file, store_file
 from ingest.jobs import SEPARATOR, JobItem, add_items, attach
 from ingest.leases import LeaseLost
+from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
-from storage.errors import FileError, NotFound, Overloaded, StorageUnavailable
+from storage.errors import FileError, NotFound, Overloaded, PathClosed, StorageUnavailable
 from storage.types import ObjectStore
 
 log = structlog.get_logger()
@@ -112,25 +113,27 @@ def commit_members(
     """Add the archive's files to the job, and delete the documents whose file it no longer holds. What to
     warn of. Raises StorageUnavailable if a stored file has been deleted since."""
     _hold(session, [file.id for file in unpacked.files.values()])
+    names = job.request.get("names")
     taken = set(session.scalars(select(JobFile.path).where(JobFile.job_id == job.id)))
     items = [
         JobItem(old.path, old.id, old.file_id, "delete")
         for old in members(session, corpus.id, archive.path)
-        if old.path not in unpacked.files
+        if old.path not in unpacked.files and is_open(old.access, names)
     ]
+    skipped = list(unpacked.skipped)
     for path, file in unpacked.files.items():
-        document = attach(
-            session,
-            corpus,
-            path,
-            file.id,
-            file.sha256,
-            attributes=archive.attributes,
-            access=archive.access,
-        )
+        try:
+            document = attach(
+                session, corpus, path, file.id, file.sha256,
+                attributes=archive.attributes, access=archive.access, names=names,
+            )  # fmt: skip
+        except PathClosed:
+            skipped.append(f"{path.removeprefix(archive.path + SEPARATOR)}: its path is not the asker's to write to")
+            continue
         items.append(JobItem(path, document.id, file.id))
     add_items(session, job, [item for item in items if item.path not in taken])
-    if not unpacked.left_out:
+    left_out = unpacked.left_out + len(skipped) - len(unpacked.skipped)
+    if not left_out:
         return None
-    named = ", ".join(unpacked.skipped)
-    return f"{unpacked.left_out} files in the archive were left out: {named}"
+    named = ", ".join(skipped[:MOST_NAMED])
+    return f"{left_out} files in the archive were left out: {named}"

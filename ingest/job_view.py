@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.orm import Session
 
+from ingest.rights import shown_to
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Job, JobFile, KVObject
 
@@ -20,13 +21,16 @@ _STATUS_RANK = ("queued", "in_progress", "cancelling")
 _STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
 
 
-def view(session: Session, job: Job) -> dict[str, Any]:
-    """The job object of the API. What it says of a job that has ended never changes."""
+def view(session: Session, job: Job, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The job object of the API, as who is known by `names` may see it; None: all of it. What it says of a job that has
+    ended never changes, but for who may see a document."""
     final = job.result.get("final")
     if final is not None:
         progress, errors, warnings = final["progress"], final["errors"], final.get("warnings", [])
     else:
         progress, errors, warnings = live_progress(session, job), errors_of(session, job), warnings_of(session, job)
+    if names is not None:
+        errors, warnings = (shown_to(session, job.corpus_id, said, names) for said in (errors, warnings))
     return {
         "id": job.id,
         "object": "job",
@@ -153,13 +157,16 @@ def progress_id(shown: dict[str, Any]) -> int:
     return int(counts) + rank + _STAGES.index(shown["stage"]) + 1
 
 
-def job_events(catalogue: Catalogue, job_ids: Sequence[str]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """The jobs as they are now, in one snapshot, each with its event's id; a job that is unknown is left out."""
+def job_events(
+    catalogue: Catalogue, asked: Iterable[tuple[str, frozenset[str]]]
+) -> dict[tuple[str, frozenset[str]], tuple[int, dict[str, Any]]]:
+    """Jobs as they are now, each as who is known by some names may see it, in one snapshot, with the event's id; a job that is
+    unknown is left out."""
     found = {}
     with catalogue.read() as session:
-        for job_id in job_ids:
+        for job_id, names in asked:
             job = session.get(Job, job_id)
             if job is not None:
-                shown = view(session, job)
-                found[job_id] = progress_id(shown), shown
+                shown = view(session, job, names)
+                found[job_id, names] = progress_id(shown), shown
     return found

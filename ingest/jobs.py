@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from ingest.job_end import end_job, owes_kv
 from ingest.job_view import failed_files
-from storage.access import ruled
+from storage.access import is_open, ruled
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, KVObject
-from storage.errors import UserError
+from storage.errors import PathClosed, UserError
 from storage.tracing import outgoing
 
 log = structlog.get_logger()
@@ -54,10 +54,14 @@ def attach(
     *,
     attributes: dict[str, Any] | None = None,
     access: list[Any] | None = None,
+    names: Collection[str] | None = None,
 ) -> Document:
     """The document at `path` of the corpus, made if there is none. Rights and attributes apply at once,
     its new content
-    when a job has stored it; until then the old content answers, under its own file id."""
+    when a job has stored it; until then the old content answers, under its own file id.
+
+    `names`: what access lists know the asker by; None: the service itself. Raises PathClosed where there is a document that
+    the asker may not see: they would replace it, or open its old content."""
     document = session.scalars(
         select(Document).where(Document.corpus_id == corpus.id, Document.path == path).with_for_update()
     ).first()
@@ -75,12 +79,14 @@ def attach(
             created_at=time.time(),
         )
         session.add(document)
+    elif not is_open(document.access, names):
+        raise PathClosed(path)
     if attributes is not None:
         document.attributes = attributes
     listed = ruled(corpus.settings, path, document.access if access is None else access)
     if listed != document.access:
         document.access = listed
-        _pass_on(session, corpus, document)
+        _pass_on(session, corpus, document, names)
     document.status, document.error_code, document.error_message = "in_progress", None, None
     corpus.last_active_at = time.time()
     session.flush()
@@ -103,12 +109,18 @@ def apply_access_rules(session: Session, corpus: Corpus) -> int:
     return changed
 
 
-def _pass_on(session: Session, corpus: Corpus, archive: Document) -> None:
-    """The rights of an archive are those of the files in it."""
+def _pass_on(session: Session, corpus: Corpus, archive: Document, names: Collection[str] | None) -> None:
+    """The rights of an archive are those of the files in it, but for those that its asker may not see."""
     prefix = archive.path + SEPARATOR
     inside = func.substr(Document.path, 1, len(prefix)) == prefix
     for member in session.scalars(select(Document).where(Document.corpus_id == archive.corpus_id, inside)):
-        member.access = ruled(corpus.settings, member.path, archive.access)
+        if is_open(member.access, names):
+            member.access = ruled(corpus.settings, member.path, archive.access)
+
+
+def asked_by(names: Collection[str]) -> dict[str, Any]:
+    """Of a job's request: what its asker is known by, for documents that only its work will name."""
+    return {"names": sorted(names)}
 
 
 def create_job(

@@ -71,6 +71,7 @@ class Pipeline:
     kv_delete: KVDelete
     identity: str
     lease_seconds: float = 60.0
+    max_bytes: int = 512 << 20  # of a file that is no archive: whoever parses it has all of it in memory
     decide: Decide = lambda document, corpus: Decision()  # by the operator's policy
     reindexer: Reindexer | None = None
     stopping: Callable[[], bool] = lambda: False  # whether this process has been told to end: then files are handed over
@@ -125,6 +126,8 @@ class Pipeline:
                     lambda: self._commit_archive(lease, file, done_hash, found),
                     lambda: drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values()),
                 )
+            if file.bytes > self.max_bytes:
+                raise FileError(f"the file has {file.bytes:,} bytes, and {self.max_bytes:,} are read at most", code="too_large")
             data = stream.read()
             with span("ingest.parse", {"preread.bytes": len(data)}):
                 parsed = self.parser.parse(data, work.row.path, hold.check)

@@ -14,11 +14,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ingest.expand import is_member
-from ingest.jobs import ACTIVE, JobItem, attach, create_job
+from ingest.jobs import ACTIVE, JobItem, asked_by, attach, create_job, settle
 from ingest.languages import suffix_of
 from ingest.sources import Entry
+from storage.access import is_open
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
-from storage.errors import UserError
+from storage.errors import PathClosed, UserError
 
 MOST_RECORDED = 1000  # paths of each kind
 # The hash that a document at this path with this content has when it is done.
@@ -57,15 +58,20 @@ def diff(
     delete_missing: bool,
     done_hash: DoneHash,
     unread: Sequence[str] = (),
+    names: Collection[str] | None = None,
 ) -> Diff:
     """Compare a manifest with the corpus. Files and folders in `unread` are there but could not be read: they, and all
-    below them, are left alone.
+    below them, are left alone. `names`: as of `attach`; documents that the asker may not see are left alone too.
 
-    Raises UserError if a path appears twice."""
+    Raises UserError if a path appears twice, PathClosed for that of a document that the asker may not see."""
     wanted = {entry.path: entry for entry in manifest}
     if len(wanted) < len(manifest):
         raise UserError("a path appears twice in the manifest")
     held = _documents(session, corpus.id)
+    for path in wanted:
+        if path in held and not is_open(held[path].access, names):
+            raise PathClosed(path)
+    held = {path: document for path, document in held.items() if is_open(document.access, names)}
 
     def is_done(document: Document, sha256: str) -> bool:
         """Whether the document holds this content, cut and embedded as we do it now."""
@@ -130,43 +136,43 @@ def sync_manifest(
     delete_missing: bool,
     done_hash: DoneHash,
     dry_run: bool = False,
+    names: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The diff, with the id of the job that carries it out (None for a dry run). Contents that the corpus
-    does not
-    hold yet are waited for: see `offer`."""
-    found = diff(session, corpus, manifest, delete_missing=delete_missing, done_hash=done_hash)
+    """The diff, in the name of who is known by `names`, with the id of the job that carries it out (None for a dry run).
+    Contents that the corpus does not hold yet are waited for: see `offer`. Raises UserError, PathClosed."""
+    found = diff(session, corpus, manifest, delete_missing=delete_missing, done_hash=done_hash, names=names)
     if dry_run:
         return {**found.shown(), "job_id": None}
     sha_of = {entry.path: entry.sha256 for entry in manifest}
-    known = _known_files(session, corpus.id)
+    known = _known_files(session, corpus.id, names)
     items = moves(session, corpus.id, found)
     for path in (*found.modified, *found.added):
         file_id = known.get(sha_of[path])
         if file_id is None:
             items.append(JobItem(path, None, sha256=sha_of[path]))
         else:
-            items.append(JobItem(path, attach(session, corpus, path, file_id, sha_of[path]).id, file_id))
+            items.append(JobItem(path, attach(session, corpus, path, file_id, sha_of[path], names=names).id, file_id))
     job = create_job(
         session,
         tenant_id=corpus.tenant_id,
         corpus_id=corpus.id,
         type="sync",
         items=items,
-        request={"delete_missing": delete_missing, "manifest": True},
+        request={"delete_missing": delete_missing, "manifest": True, **asked_by(names)},
     )
     job.result = {"sync": found.recorded()}
     return {**found.shown(), "job_id": job.id}
 
 
-def _known_files(session: Session, corpus_id: str) -> dict[str, str]:
-    """Files by hash that are in this corpus already. (Those of other corpora may not be the caller's to
-    see.)"""
+def _known_files(session: Session, corpus_id: str, names: Collection[str]) -> dict[str, str]:
+    """Files by hash that are in this corpus already, in documents open to the asker: whoever knows a hash need not know
+    what has it."""
     query = (
-        select(File.sha256, File.id)
+        select(File.sha256, File.id, Document.access)
         .join(Document, Document.file_id == File.id)
         .where(Document.corpus_id == corpus_id)
     )
-    return {row[0]: row[1] for row in session.execute(query)}
+    return {row[0]: row[1] for row in session.execute(query) if is_open(row[2], names)}
 
 
 def offer(session: Session, file: File) -> set[str]:
@@ -181,8 +187,14 @@ def offer(session: Session, file: File) -> set[str]:
         corpus = session.get(Corpus, job.corpus_id)
         if corpus is None:
             continue
-        row.document_id = attach(session, corpus, row.path, file.id, file.sha256).id
-        row.file_id = file.id
+        try:
+            names = job.request.get("names")
+            row.document_id = attach(session, corpus, row.path, file.id, file.sha256, names=names).id
+            row.file_id = file.id
+        except PathClosed as error:  # closed since the sync began
+            row.status, row.error_code, row.error_message = "failed", "invalid_file", str(error)
+            session.flush()
+            settle(session, job.id)
         jobs.add(job.id)
     session.flush()
     return jobs

@@ -74,6 +74,12 @@ class Principal:
         return self.principals | ({self.key_id} if self.key_id else set())
 
     @property
+    def own_names(self) -> frozenset[str]:
+        """What nobody else is known by: the person who is logged in, through all their logins, or else the key."""
+        person = f"user:{self.user_id}" if self.user_id is not None else self.key_id
+        return frozenset({person} if person else ())
+
+    @property
     def scope(self) -> str:
         """Whose conversations are kept together: never those of two keys."""
         return repr((self.tenant_id, sorted(self.names)))

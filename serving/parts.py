@@ -196,6 +196,7 @@ class Wiring(StorageParts):
             kv_delete=self.delete_kv,
             identity=self._identity(),
             lease_seconds=self.settings.lease_seconds,
+            max_bytes=self.settings.max_upload_bytes,
             decide=self._decide,
             reindexer=Reindexer(self.catalogue, self.embedder, self.ingest_index),
             stopping=self.stopping.is_set,

@@ -69,7 +69,7 @@ class Settings:
     )
     blended_cache_bytes: int = _setting(256 << 20, "blended prompts, for a conversation's next turn")
     canary_share: float = _setting(0.01, "share of the answers that are compared with full prefill when the engine is idle")
-    max_upload_bytes: int = _setting(512 << 20, "bytes of one upload at most")
+    max_upload_bytes: int = _setting(512 << 20, "bytes of one upload at most, and of a file that is read and is no archive")
     lease_seconds: float = _setting(60.0, "how long a worker that does not answer keeps its file")
     tick_seconds: float = _setting(2.0, "how often the beat looks for what is due")
     # What the operator says.

@@ -3,6 +3,7 @@
 PrereadError
 ├── UserError            the caller's mistake: one clear line that says what to do
 │   ├── NotFound         unknown, or not the caller's to see: the two look alike
+│   ├── PathClosed       a path that the caller may not write to
 │   └── FileError        one file could not be read; `code` is from the closed list of job error codes
 │       └── QuotaExceeded  the tenant has no room left for it
 ├── StorageUnavailable   the store refused, or failed; retryable
@@ -48,6 +49,15 @@ class NotFound(UserError):
     """No such thing for this caller."""
 
     code = "not_found"
+
+
+class PathClosed(UserError):
+    """What is at this path is not open to the caller, so that they may not replace it either."""
+
+    code = "path_closed"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"You may not write to the path {path!r}: use another one.")
 
 
 class FileError(UserError):

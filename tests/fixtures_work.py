@@ -99,6 +99,7 @@ class Work:
     parser: ParagraphParser
     max_tokens: int = 20
     lease_seconds: float = 5.0
+    max_bytes: int = 512 << 20
 
     def __post_init__(self) -> None:
         self.deleted: list[str] = []
@@ -125,6 +126,7 @@ class Work:
             kv_delete=self.delete_kv,
             identity=f"test-{self.max_tokens}",
             lease_seconds=self.lease_seconds,
+            max_bytes=self.max_bytes,
             decide=lambda document, corpus: decide(self.catalogue, self.policy, document, corpus, time.time()),
         )
 

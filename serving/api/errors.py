@@ -18,6 +18,7 @@ from storage.errors import (
     ModelUnsupported,
     NotFound,
     Overloaded,
+    PathClosed,
     PrereadError,
     QuotaExceeded,
     Stopping,
@@ -31,6 +32,7 @@ log = structlog.get_logger(__name__)
 TABLE: tuple[tuple[type[PrereadError], int, str, dict[str, str]], ...] = (
     (Unauthorized, 401, "authentication_error", {"www-authenticate": "Bearer"}),
     (Forbidden, 403, "permission_error", {}),
+    (PathClosed, 403, "permission_error", {}),
     (NotFound, 404, "invalid_request_error", {}),
     # OpenAI's own answer to this; a client must not try again by itself.
     (QuotaExceeded, 429, "insufficient_quota", {"x-should-retry": "false"}),

@@ -30,6 +30,7 @@ class News:
     ended: bool
 
 
+Asked = tuple[str, frozenset[str]]  # a job, and by which names documents' lists know who looks
 GONE = News(-1, "", True)
 STOPPED = News(-1, ": the server is being stopped\n\n", True)  # the client comes back, to this process or another
 
@@ -61,13 +62,13 @@ class JobWatch:
 
     def __init__(self, catalogue: Catalogue, stopping: Callable[[], bool] = lambda: False) -> None:
         self._catalogue, self._stopping = catalogue, stopping
-        self._jobs: dict[str, Watched] = {}
+        self._jobs: dict[Asked, Watched] = {}
         self._looking: asyncio.Task[None] | None = None
         self._new = asyncio.Event()
 
     @contextmanager
-    def watching(self, job_id: str) -> Iterator[Watched]:
-        job = self._jobs.setdefault(job_id, Watched())
+    def watching(self, asked: Asked) -> Iterator[Watched]:
+        job = self._jobs.setdefault(asked, Watched())
         job.streams += 1
         self._new.set()
         if self._looking is None or self._looking.done():
@@ -77,7 +78,7 @@ class JobWatch:
         finally:
             job.streams -= 1
             if not job.streams:
-                del self._jobs[job_id]
+                del self._jobs[asked]
 
     async def _look(self) -> None:
         while self._jobs:
@@ -96,13 +97,13 @@ class JobWatch:
                     await self._new.wait()
             await asyncio.sleep(took * (1 / SHARE - 1))
 
-    def _read(self, job_ids: list[str]) -> dict[str, News]:
-        found = job_events(self._catalogue, job_ids)
-        return {job_id: _news(*found[job_id]) if job_id in found else GONE for job_id in job_ids}
+    def _read(self, watched: list[Asked]) -> dict[Asked, News]:
+        found = job_events(self._catalogue, watched)
+        return {asked: _news(*found[asked]) if asked in found else GONE for asked in watched}
 
-    def _tell(self, found: dict[str, News]) -> None:
-        for job_id, news in found.items():
-            job = self._jobs.get(job_id)
+    def _tell(self, found: dict[Asked, News]) -> None:
+        for asked, news in found.items():
+            job = self._jobs.get(asked)
             if job is not None and (job.news is None or news.ended or news.number > job.news.number):
                 job.tell(news)
 

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
-from serving.api.job_watch import STOPPED, JobWatch
+from serving.api.job_watch import STOPPED, Asked, JobWatch
 from serving.doors import jobs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -52,13 +52,13 @@ def stream_job_events(
         int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdecimal() else 0
     )
     headers = {"cache-control": "no-cache"}
-    events = _events(request.app.state.job_watch, job_id, after)
+    events = _events(request.app.state.job_watch, (job_id, who.names), after)
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _events(watch: JobWatch, job_id: str, after: int) -> AsyncIterator[str]:
+async def _events(watch: JobWatch, asked: Asked, after: int) -> AsyncIterator[str]:
     """The job whenever it has got further, to its end or the server's. Ids grow, so that a client resumes after its last."""
-    with watch.watching(job_id) as job:
+    with watch.watching(asked) as job:
         yield ": waiting\n\n"
         while True:
             news = await job.after(after, HEARTBEAT_SECONDS)

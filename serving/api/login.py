@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from serving.api.access import Parts
-from serving.api.middleware import check_csrf
+from serving.api.middleware import check_csrf, note
 from serving.api.parts import ApiParts
-from serving.auth import Unauthorized, authenticate
+from serving.auth import Forbidden, Unauthorized, authenticate
 from serving.login import ATTEMPT_COOKIE, ATTEMPT_SECONDS, COOKIE, Login, session_shape
 from serving.oidc import LoginRefused
 from storage.errors import NotFound
@@ -69,7 +69,12 @@ def current_session(parts: Parts, request: Request) -> Response:
 def end_login(parts: Parts, request: Request) -> Response:
     login = _login(parts)
     who = authenticate(parts.catalogue, parts.secret, _cookie(request), parts.clock)
-    check_csrf(login, who, request.headers)
+    request.state.principal = who
+    try:
+        check_csrf(login, who, request.headers)
+    except Forbidden:
+        note(parts, request.scope, "denied")
+        raise
     login.close(who)
     answer = JSONResponse({"object": "session", "deleted": True})
     answer.delete_cookie(COOKIE, path="/")

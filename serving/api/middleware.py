@@ -35,6 +35,9 @@ SAFE_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
 }
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# Where files are sent, read piece by piece to the disk. Elsewhere a body is read whole before anybody asks for a scope.
+FILES = re.compile(r"/v1/(files|uploads/[^/]+/parts|corpora/[^/]+/documents)")
 ACTION_LENGTH, TARGET_LENGTH = 64, 200
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -79,8 +82,10 @@ class RequestShell:
 
     def _note_end(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
-        self.metrics.requests.labels(scope["method"], route, str(status)).inc()
-        log.info("request", method=scope["method"], route=route, status=status, ms=round(seconds * 1000, 1))
+        # Anybody may make up words: each would be a series that stays.
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self.metrics.requests.labels(method, route, str(status)).inc()
+        log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 1))
 
 
 class BodyLimit:
@@ -124,8 +129,7 @@ class BodyLimit:
         await self.app(scope, counted, send)
 
     def _limit(self, path: str, headers: Headers) -> int:
-        # What sites ask is read before its signature is checked: it gets no room for uploads.
-        if path.startswith("/v1/") and headers.get("content-type", "").startswith("multipart/form-data"):
+        if FILES.fullmatch(path) and headers.get("content-type", "").startswith("multipart/form-data"):
             return self.max_upload_bytes + MULTIPART_SLACK
         return JSON_LIMIT
 
@@ -167,6 +171,8 @@ class Authentication:
         try:
             left = await self._admit(scope)
         except PrereadError as error:
+            if isinstance(error, Forbidden):
+                await to_thread.run_sync(note, self.parts, scope, "denied")
             await error_response(error)(scope, receive, send)
             return
 
@@ -189,12 +195,13 @@ class Authentication:
         if not key.strip():
             raise Unauthorized("You didn't provide an API key: send the header Authorization: Bearer <key>.")
         principal = await to_thread.run_sync(authenticate, parts.catalogue, parts.secret, key.strip(), parts.clock)
-        if by_cookie and parts.login and scope["method"] not in ("GET", "HEAD"):
-            check_csrf(parts.login, principal, headers)
         scope.setdefault("state", {})["principal"] = principal
         structlog.contextvars.bind_contextvars(key_id=principal.key_id)
         ASKING.set(principal)
-        return await to_thread.run_sync(parts.limiter.admit, principal, scope["path"], parts.catalogue)
+        left = await to_thread.run_sync(parts.limiter.admit, principal, scope["path"], parts.catalogue)
+        if by_cookie and parts.login and scope["method"] not in ("GET", "HEAD"):
+            check_csrf(parts.login, principal, headers)
+        return left
 
 
 class AuditTrail:
@@ -214,7 +221,7 @@ class AuditTrail:
         async def send_when_noted(message: Message) -> None:
             """What is answered has been written down by then."""
             if message["type"] == "http.response.start" and self._is_due(scope, message["status"], noted):
-                await to_thread.run_sync(self._note, scope, "denied" if message["status"] == 403 else "ok")
+                await to_thread.run_sync(note, self.parts, scope, "denied" if message["status"] == 403 else "ok")
             await send(message)
 
         await self.app(scope, receive, send_when_noted)
@@ -224,9 +231,12 @@ class AuditTrail:
         changed = scope["method"] not in ("GET", "HEAD") and scope["state"].get("needed", "read") != "read"
         return status == 403 or (changed and 200 <= status < 300 and not noted)
 
-    def _note(self, scope: Scope, outcome: str) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
-        target = "/".join(str(value) for value in scope.get("path_params", {}).values())[:TARGET_LENGTH]
-        action = f"{scope['method']} {route}"[:ACTION_LENGTH]
-        with self.parts.catalogue.write() as session:
-            audit(session, scope["state"]["principal"], action, target, self.parts.clock(), outcome)
+
+def note(parts: ApiParts, scope: Scope, outcome: str) -> None:
+    """Write down what a known key has asked for. What is refused before it comes to a route is known by its path."""
+    route = getattr(scope.get("route"), "path", "unmatched")
+    named = "/".join(str(value) for value in scope.get("path_params", {}).values())
+    target = (named if "route" in scope else scope["path"])[:TARGET_LENGTH]
+    action = f"{scope['method']} {route}"[:ACTION_LENGTH]
+    with parts.catalogue.write() as session:
+        audit(session, scope["state"]["principal"], action, target, parts.clock(), outcome)

@@ -118,7 +118,7 @@ def upload(
 ) -> dict[str, Any]:
     """Keep files, unpack archives, and make each file the document at its path, with one job.
 
-    With the job, and what was left out of archives. Raises NotFound, UserError, StorageUnavailable."""
+    With the job, and what was left out of archives. Raises NotFound, PathClosed, UserError, StorageUnavailable."""
     with parts.catalogue.read() as session:
         corpora.find(session, who, corpus_id)
     kept, skipped = [], []
@@ -130,11 +130,14 @@ def upload(
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         items = [
-            JobItem(path, attach(session, corpus, path, file.id, file.sha256).id, file.id)
+            JobItem(path, attach(session, corpus, path, file.id, file.sha256, names=who.names).id, file.id)
             for path, file in kept
         ]
-        job = create_job(session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=items)
-        shown = view(session, job)
+        job = create_job(
+            session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=items,
+            request=jobs.asked_by(who.names),
+        )  # fmt: skip
+        shown = view(session, job, who.names)
     parts.ring("ingest")
     return {**shown, "skipped": skipped}
 

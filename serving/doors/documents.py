@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Select, and_, select
 from sqlalchemy.orm import Session
 
+from ingest import jobs
 from ingest.job_view import RETRYABLE
 from ingest.jobs import JobItem, attach, create_job
 from serving.api.parts import ApiParts
@@ -35,7 +36,7 @@ class Wanted:
 
 
 def plan(session: Session, who: Principal, corpus: Corpus, wanted: Sequence[Wanted]) -> Job:
-    """A job that makes documents of files, in the caller's transaction. Raises NotFound."""
+    """A job that makes documents of files, in the caller's transaction. Raises NotFound, PathClosed."""
     items: dict[str, JobItem] = {}
     for want in {want.file_id: want for want in wanted}.values():
         file = files.find(session, who, want.file_id)
@@ -44,17 +45,19 @@ def plan(session: Session, who: Principal, corpus: Corpus, wanted: Sequence[Want
             f"{file.id}/{path}" if path in items else path
         )  # two files of one name in one batch are both kept
         document = attach(
-            session, corpus, path, file.id, file.sha256, attributes=want.attributes, access=_access(who, want)
-        )
+            session, corpus, path, file.id, file.sha256,
+            attributes=want.attributes, access=_access(who, want), names=who.names,
+        )  # fmt: skip
         items[path] = JobItem(path, document.id, file.id)
     return create_job(
-        session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=list(items.values())
-    )
+        session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=list(items.values()),
+        request=jobs.asked_by(who.names),
+    )  # fmt: skip
 
 
 def _access(who: Principal, want: Wanted) -> list[Any] | None:
-    """Whoever adds a document goes on seeing it."""
-    return None if want.access is None else sorted({*want.access, *who.names})
+    """Whoever adds a document goes on seeing it: the person or the key alone, not the groups they are in."""
+    return None if want.access is None else sorted({*want.access, *who.own_names})
 
 
 def add(parts: ApiParts, who: Principal, corpus_id: str, wanted: Wanted) -> dict[str, Any]:

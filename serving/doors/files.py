@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from sqlalchemy import ColumnElement, Select, String, and_, cast, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, or_, select
 from sqlalchemy.orm import Session
 
 from ingest.files import delete_file, open_file, store_file
@@ -18,6 +17,7 @@ from ingest.uploads import PART
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors.paging import Page, listing, window
+from storage.access import is_open_to
 from storage.catalogue.schema import Document, DocumentVersion, File
 from storage.errors import NotFound, UserError
 
@@ -42,9 +42,7 @@ def _visible(who: Principal) -> list[ColumnElement[bool]]:
 
 def open_to(who: Principal, table: Any = Document) -> list[ColumnElement[bool]]:
     """Which documents a principal may see: in its corpora, with no access list or one that names it."""
-    text = cast(table.access, String)  # as JSON writes it; LIKE would not tell capitals apart on SQLite
-    listed = [func.replace(text, json.dumps(name), "") != text for name in sorted(who.names)]
-    rule = [or_(table.access.is_(None), *listed)]
+    rule = [is_open_to(table.access, who.names)]
     return rule if who.corpora is None else [*rule, table.corpus_id.in_(who.corpora)]
 
 

@@ -19,6 +19,6 @@ def start(parts: ApiParts, who: Principal, corpus_id: str) -> dict[str, Any]:
         job = queue(session, corpus, parts.embedder.identity)
         audit(session, who, "corpus.reindex", corpus_id, parts.clock())
         session.flush()
-        shown = view(session, job)
+        shown = view(session, job, who.names)
     parts.ring("ingest")
     return shown

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import delete
 
 from ingest.job_view import view
+from ingest.rights import diff_shown_to
 from ingest.sources import Asker, Entry, open_source
 from ingest.sync import queue_sync, sync_manifest
 from serving.api.parts import ApiParts
@@ -24,7 +25,7 @@ def from_source(
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         job = queue_sync(session, corpus, {"delete_missing": delete_missing, "dry_run": dry_run})
-        shown = {**view(session, job), "job_id": job.id}
+        shown = {**view(session, job, who.names), "job_id": job.id}
     parts.ring("ingest")
     return shown
 
@@ -39,7 +40,7 @@ def from_manifest(
 ) -> dict[str, Any]:
     """What the manifest changes, and unless it is a dry run the job that does; contents are uploaded after.
 
-    Raises NotFound, UserError."""
+    Raises NotFound, PathClosed, UserError."""
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
         done = sync_manifest(
@@ -49,6 +50,7 @@ def from_manifest(
             delete_missing=delete_missing,
             done_hash=parts.done_hash,
             dry_run=dry_run,
+            names=who.names,
         )
         if not dry_run and delete_missing:
             audit(session, who, "corpus.sync", corpus_id, parts.clock())
@@ -59,6 +61,7 @@ def from_manifest(
 
 def show(parts: ApiParts, who: Principal, corpus_id: str, job_id: str) -> dict[str, Any]:
     """What a sync of the corpus has found to do, once its source is listed; `skipped`: what it left out, and why.
+    Without the paths of documents that are not open to the asker.
 
     Raises NotFound."""
     with parts.catalogue.read() as session:
@@ -67,6 +70,7 @@ def show(parts: ApiParts, who: Principal, corpus_id: str, job_id: str) -> dict[s
         if job.corpus_id != corpus_id or job.type != "sync":
             raise NotFound(f"No such sync: {job_id!r}")
         found = job.result.get("sync")
+        found = found and diff_shown_to(session, corpus_id, found, who.names)
         return {"object": "corpus.sync", "corpus_id": corpus_id, "job_id": job.id, "status": job.status, "found": found}
 
 

@@ -19,6 +19,7 @@ from serving.auth import Principal
 from serving.doors import files
 from storage.catalogue.schema import File, Upload
 from storage.errors import NotFound, UserError
+from storage.quota import check_room
 
 
 def create(parts: ApiParts, who: Principal, filename: str, size: int, purpose: str) -> dict[str, Any]:
@@ -35,11 +36,12 @@ def create(parts: ApiParts, who: Principal, filename: str, size: int, purpose: s
 
 
 def add_part(parts: ApiParts, who: Principal, upload_id: str, data: BinaryIO) -> dict[str, Any]:
-    """Keep a part. The same bytes again are the same part, so that a repeated request adds nothing. Raises NotFound,
-    UserError for an upload that has ended, QuotaExceeded, StorageUnavailable."""
+    """Keep a part. The same bytes again are another part, which lies in the same object: a file may repeat itself, and what
+    a repeated request has added goes with the upload. Raises NotFound, UserError for an upload that has ended,
+    QuotaExceeded, StorageUnavailable."""
     with parts.catalogue.read() as session:
         upload = _pending(parts, session, who, upload_id)
-    file = store_file(parts.catalogue, parts.objects, who.tenant_id, "part", data, PART + upload.id)
+    file = store_file(parts.catalogue, parts.objects, who.tenant_id, f"part-{secrets.token_hex(8)}", data, PART + upload.id)
     with parts.catalogue.read() as session:
         try:
             _pending(parts, session, who, upload_id)  # a part that came too late must not stay
@@ -51,15 +53,17 @@ def add_part(parts: ApiParts, who: Principal, upload_id: str, data: BinaryIO) ->
 
 
 def complete(parts: ApiParts, who: Principal, upload_id: str, part_ids: Sequence[str], md5: str | None) -> dict[str, Any]:
-    """Make the file of the parts, in this order; again it is the same file. Raises NotFound, UserError, StorageUnavailable."""
+    """Make the file of the parts, in this order; again it is the same file. Raises NotFound, UserError, QuotaExceeded,
+    StorageUnavailable."""
     with parts.catalogue.read() as session:
         upload = find(session, who, upload_id)
         if upload.status == "completed":
             return _shape(upload, session.get(File, upload.file_id))
         upload = _pending(parts, session, who, upload_id)
         pieces = [_part(session, upload, part_id) for part_id in part_ids]
+        _check(session, upload, pieces)
     with tempfile.TemporaryFile() as whole:
-        _join(parts, pieces, cast(BinaryIO, whole), upload.bytes, md5)
+        _join(parts, pieces, cast(BinaryIO, whole), md5)
         file = files.store(parts, who, upload.filename, cast(BinaryIO, whole), upload.purpose)
     with parts.catalogue.write() as session:
         row = session.get_one(Upload, upload.id, with_for_update=True)
@@ -110,11 +114,20 @@ def _part_id(file_id: str) -> str:
     return f"part_{file_id.removeprefix('file-')}"
 
 
-def _join(parts: ApiParts, pieces: Sequence[File], whole: BinaryIO, size: int, md5: str | None) -> None:
-    """Write the parts one behind the other. Raises UserError if that is not what was announced."""
+def _check(session: Session, upload: Upload, pieces: Sequence[File]) -> None:
+    """Before anything is written: a small part must not become gigabytes. Raises UserError, QuotaExceeded."""
+    if len({piece.id for piece in pieces}) < len(pieces):
+        raise UserError("A part is named twice: send its bytes again for each place in the file.", code="invalid_part")
     total = sum(piece.bytes for piece in pieces)
-    if total != size:
-        raise UserError(f"The parts have {total} bytes together, but {size} were announced.", code="invalid_upload_size")
+    if total != upload.bytes:
+        message = f"The parts have {total} bytes together, but {upload.bytes} were announced."
+        raise UserError(message, code="invalid_upload_size")
+    if len(pieces) > 1:  # a single part is in its place already
+        check_room(session, upload.tenant_id, total)
+
+
+def _join(parts: ApiParts, pieces: Sequence[File], whole: BinaryIO, md5: str | None) -> None:
+    """Write the parts one behind the other. Raises UserError if that is not what was announced."""
     for piece in pieces:
         with open_file(parts.objects, piece) as stream:
             shutil.copyfileobj(stream, whole, 1 << 20)

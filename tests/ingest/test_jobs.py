@@ -256,7 +256,8 @@ def test_progress_never_goes_back_and_events_resume(work: Work) -> None:
     work.compute_kv()
     seen.append(progress_id(work.view(job)))
     assert seen == sorted(set(seen)), "each step has a later id than the one before"
-    [(job_id, (number, shown))] = job_events(work.catalogue, [job, "job-unknown"]).items()
+    asked = [(each, frozenset[str]()) for each in (job, "job-unknown")]
+    [((job_id, _), (number, shown))] = job_events(work.catalogue, asked).items()
     assert (job_id, number, shown["status"]) == (job, seen[-1], "completed_with_errors")
 
 

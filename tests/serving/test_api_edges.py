@@ -70,6 +70,8 @@ def test_bodies_are_bounded_by_what_is_read(site: Site, claimed: bool) -> None:
             ("/v1/chat/completions", json_type, big),
             ("/v1/files", multipart, head + big),
             (f"/site/site-x/sync?expires=1&signature={0:064x}", multipart, head + big),
+            ("/v1/chat/completions", multipart, head + big),  # no place for files, whatever the body claims to be
+            ("/v1/vector_stores/files", multipart, head + big),
         ):
             content = body if claimed else iter([body[i : i + 65536] for i in range(0, len(body), 65536)])
             assert refusal(http.post(path, content=content, headers=headers)) == (413, "request_too_large")
@@ -173,6 +175,15 @@ def test_metrics_count_answers_jobs_and_requests(site: Site) -> None:
     assert 'preread_kv_tier_hits_total{tier="store"} 0.0' in text
     assert 'preread_kv_tier_capacity_bytes{tier="memory"} 0.0' in text
     assert 'preread_kv_tier_evictions_total{tier="store"}' not in text, "it has no budget"
+
+
+def test_words_of_strangers_make_no_series(site: Site) -> None:
+    with site.http("") as http:
+        for method in ("BREW", "X" * 300):
+            http.request(method, "/v1/models")
+        text = http.get("/metrics").text
+    assert 'preread_http_requests_total{method="other",route="unmatched",status="401"} 2.0' in text
+    assert "BREW" not in text
 
 
 def test_healthz_answers_while_all_threads_are_busy(site: Site, monkeypatch) -> None:

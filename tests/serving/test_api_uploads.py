@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from ingest import uploads
 from ingest.ticker import Ticker
-from storage.catalogue.schema import File
+from storage.catalogue.schema import File, Tenant
 
 WHOLE = b"".join(b"Line %d of a large report.\n" % n for n in range(4000))
 
@@ -40,14 +40,36 @@ def test_the_client_uploads_a_file_in_parts_and_reads_it_back(site: Site, tmp_pa
     assert rows(site) == 1
 
 
-def test_parts_are_joined_in_the_order_that_is_named_and_may_be_repeated(site: Site) -> None:
+def test_parts_are_joined_in_the_order_that_is_named_and_may_have_the_same_bytes(site: Site) -> None:
     client = site.client()
     upload = begin(client, 9)
     first, again, second = (client.uploads.parts.create(upload.id, data=data).id for data in (b"abc", b"abc", b"xyz"))
-    assert first == again != second
-    done = client.uploads.complete(upload.id, part_ids=[second, first, second])
-    assert client.files.content(done.file.id).content == b"xyzabcxyz"
+    done = client.uploads.complete(upload.id, part_ids=[first, second, again])
+    assert client.files.content(done.file.id).content == b"abcxyzabc"
     assert client.uploads.complete(upload.id, part_ids=[second]).file.id == done.file.id, "a repeated request is answered again"
+    assert rows(site) == 1
+
+
+def test_a_small_part_is_not_multiplied(site: Site) -> None:
+    client = site.client()
+    upload = begin(client, 6)
+    part = client.uploads.parts.create(upload.id, data=b"abc").id
+    for twice in ([part, part], [part, part.removeprefix("part_")]):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.uploads.complete(upload.id, part_ids=twice)
+        assert refused.value.code == "invalid_part"
+
+
+def test_parts_that_do_not_fit_together_are_not_joined(site: Site, monkeypatch) -> None:
+    client = site.client(max_retries=0)
+    upload = begin(client, 2000)
+    parts = [client.uploads.parts.create(upload.id, data=bytes([n]) * 1000).id for n in (1, 2)]
+    with site.parts.catalogue.write() as session:
+        session.get_one(Tenant, "default").quota_bytes = 3999
+    monkeypatch.setattr("serving.doors.uploads.open_file", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.uploads.complete(upload.id, part_ids=parts)
+    assert refused.value.code == "insufficient_quota"
 
 
 @pytest.mark.parametrize("wrong", ["size", "md5", "part"])

@@ -32,9 +32,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The jobs of each look."""
     seen: list[list[str]] = []
 
-    def counted(catalogue: Any, job_ids: Sequence[str]) -> Any:
-        seen.append(list(job_ids))
-        return job_events(catalogue, job_ids)
+    def counted(catalogue: Any, asked: Sequence[tuple[str, frozenset[str]]]) -> Any:
+        seen.append([job_id for job_id, _ in asked])
+        return job_events(catalogue, asked)
 
     monkeypatch.setattr(job_watch, "job_events", counted)
     return seen
@@ -75,11 +75,11 @@ def test_streams_of_two_jobs_share_their_looks_and_all_see_the_end(site: Site, l
 def test_a_stream_outlives_a_moment_without_a_database(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     [job], failed = waiting_jobs(site, 1), threading.Event()
 
-    def fails_once(catalogue: Any, job_ids: Sequence[str]) -> Any:
+    def fails_once(catalogue: Any, asked: Any) -> Any:
         if not failed.is_set():
             failed.set()
             raise StorageUnavailable("The catalogue's database does not answer.")
-        return job_events(catalogue, job_ids)
+        return job_events(catalogue, asked)
 
     monkeypatch.setattr(job_watch, "job_events", fails_once)
     with site.http() as http, http.stream("GET", f"/v1/jobs/{job}/events") as reply:

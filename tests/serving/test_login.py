@@ -147,6 +147,12 @@ def test_another_site_s_form_changes_nothing(club: Club) -> None:
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "csrf_token_missing")
             assert browser.post("/auth/logout", headers=headers).status_code == 403
         assert browser.get("/v1/vector_stores").json()["data"] == []
+    with club.site.http() as http:
+        denied = http.get("/v1/audit", params={"outcome": "denied"}).json()["data"]
+    assert {(event["action"], event["target"], event["user_id"]) for event in denied} == {
+        ("POST unmatched", "/v1/vector_stores", "ann"), ("POST /auth/logout", "", "ann"),
+    }  # fmt: skip
+    assert len(denied) == 2 * len(wrong)
 
 
 def test_groups_open_the_documents_that_name_them(club: Club) -> None:

@@ -212,6 +212,16 @@ def test_a_name_like_another_one_opens_nothing(site: Site, name: str) -> None:
     assert names_found(site, corpus, key_for(site, "gröup:x", "group:hr")) == {"pay.txt"}
 
 
+@pytest.mark.parametrize(("listed", "name"), [(['foo"x'], "x"), (["a", "b"], ", "), (["a\\"], "a"), (['["x"]'], "x")])
+def test_what_json_writes_between_names_is_no_name(site: Site, listed: list[str], name: str) -> None:
+    corpus = site.corpus_of("c", {"pay.txt": TEXT})
+    with site.http() as http:
+        rules = [{"path": "*", "principals": listed}]
+        http.put(f"/v1/corpora/{corpus}/settings", json={"access": rules}).raise_for_status()
+    assert names_found(site, corpus, key_for(site, name)) == set()
+    assert names_found(site, corpus, key_for(site, listed[0])) == {"pay.txt"}
+
+
 def test_a_key_cannot_take_another_key_s_id_for_a_name(site: Site) -> None:
     with site.http() as http:
         other = http.get("/v1/api_keys").json()["data"][0]["id"]
