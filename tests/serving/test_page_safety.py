@@ -80,14 +80,14 @@ def test_the_key_is_in_this_tab_only_and_gone_after_sign_out(site: Site, browser
 
 @pytest.mark.parametrize(("url", "followed"), [("/auth/login", "/auth/login"), ("/auth/start", "/auth/start"), *HOSTILE_URLS])
 def test_single_sign_on_is_offered_where_it_is_on_and_leads_to_this_service(browser: Browser, url: str, followed: str) -> None:
-    config = json.dumps({"enabled": True, "name": f"Harbour {ATTACK}", "login_url": url})
+    config = json.dumps({"oidc": True, "login_url": url})
     script = f"""
       const real = window.fetch, said = {json.dumps(config)};
       window.fetch = (path, ...rest) => path === '/auth/config' ? Promise.resolve(new Response(said)) : real(path, ...rest);"""
     added = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
     try:
         browser.driver.refresh()
-        link = browser.find(".sign-in a", f"Sign in with Harbour {ATTACK}")
+        link = browser.find(".sign-in a", "Sign in with your organisation")
         assert link.get_attribute("href") == browser.url + followed
     finally:
         browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
