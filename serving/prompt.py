@@ -125,11 +125,11 @@ def _with_chunks(fmt: PromptFormat, plan: PromptPlan, chunks: Sequence[Retrieved
 
 def _starts(turns: Sequence[Turn]) -> list[int]:
     """How many spoken turns may be dropped: the oldest with the answer that followed it, and so on; never the last one."""
-    spoken = [i for i, turn in enumerate(turns) if turn.role != "system"]
+    spoken = [turn for turn in turns if turn.role != "system"]
     starts, at = [0], 0
     while at < len(spoken) - 1:
         at += 1
-        if spoken[at] < len(turns) - 1 and turns[spoken[at]].role == "assistant":
+        if at < len(spoken) - 1 and spoken[at].role == "assistant":
             at += 1
         starts.append(at)
     return starts
