@@ -9,10 +9,12 @@ control markers, everything that people or documents wrote without. Nothing is e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 
 from jinja2.exceptions import TemplateError
@@ -25,6 +27,7 @@ GROUNDING = (
     "If they do not hold the answer, say so.\n\nPassages:"
 )
 _MARK = "\ue000{}\ue001"
+_MARKS = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,20 @@ class PromptFormat:
 
     def __init__(self, tokenizer: ReaderTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._encode: Callable[[str], list[int]] = tokenizer.encode
+        self._encode_control: Callable[[str], list[int]] = tokenizer.encode_control
+
+    def remembering(self) -> PromptFormat:
+        """The same, for a prompt that is tried in many sizes: it encodes each text once. Its answers are not to be changed."""
+        same = copy(self)
+        same._encode, same._encode_control = cache(self._encode), cache(self._encode_control)
+        return same
 
     @cached_property
     def frame(self) -> list[int]:
         """Ids from the first token of the prompt to the end of the grounding rules."""
         before, _ = self._around_documents(("user",))
-        return [*self._tokenizer.encode_control(before), *self._tokenizer.encode(GROUNDING)]
+        return [*self._encode_control(before), *self._encode(GROUNDING)]
 
     @property
     def frame_hash(self) -> str:
@@ -60,14 +71,14 @@ class PromptFormat:
 
     def label(self, number: int) -> list[int]:
         """Ids that stand before passage `number` (from 1)."""
-        return self._tokenizer.encode(f"\n\n[{number}] ")
+        return self._encode(f"\n\n[{number}] ")
 
     def tail(self, turns: Sequence[Turn]) -> list[int]:
         """Ids from the end of the last passage to the answer's first token."""
         system = "\n\n".join(t.content for t in turns if t.role == "system")
         spoken = [t for t in turns if t.role != "system"]
         _, after = self._around_documents(tuple(t.role for t in spoken))
-        ids = self._tokenizer.encode(f"\n\n{system}" if system else "\n")
+        ids = self._encode(f"\n\n{system}" if system else "\n")
         return [*ids, *chain.from_iterable(self._pieces(after, [t.content for t in spoken]))]
 
     def plain(self, turns: Sequence[Turn]) -> list[int]:
@@ -81,7 +92,7 @@ class PromptFormat:
         except TemplateError:
             rendered = ""
         system = [t.content for t in turns if t.role == "system"]
-        if system and not all(_MARK.format(i) in rendered for i in range(len(turns))):
+        if system and not {int(number) for number in _MARKS.findall(rendered)}.issuperset(range(len(turns))):
             # A template without a system role refuses or drops one: its text goes before the first turn's.
             first, *rest = [t for t in turns if t.role != "system"] or [Turn("user", "")]
             turns = [Turn(first.role, "\n\n".join([*system, first.content])), *rest]
@@ -118,7 +129,11 @@ class PromptFormat:
 
     def _pieces(self, rendered: str, contents: Sequence[str]) -> list[list[int]]:
         pieces: list[list[int]] = []
+        at = 0
         for i, content in enumerate(contents):
-            before, _, rendered = rendered.partition(_MARK.format(i))
-            pieces += [self._tokenizer.encode_control(before), self._tokenizer.encode(content)]
-        return [*pieces, self._tokenizer.encode_control(rendered)]
+            mark = _MARK.format(i)
+            found = rendered.find(mark, at)
+            end, after = (len(rendered),) * 2 if found < 0 else (found, found + len(mark))
+            pieces += [self._encode_control(rendered[at:end]), self._encode(content)]
+            at = after
+        return [*pieces, self._encode_control(rendered[at:])]

@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from ingest.files import Pieces
 from serving.cli_client import ADMIN_KEY
 from serving.settings import Settings
 from storage.catalogue import sqlite
@@ -85,7 +86,8 @@ def restore(settings: Settings, folder: Path) -> Backup:
     _restore_private(settings, folder, made)
     store = _store(settings)
     for name, _ in _listed(folder):
-        store.put(name, [_path(folder, name).read_bytes()])
+        with _path(folder, name).open("rb") as file:
+            store.put(name, Pieces(file))
     _load(settings.database, dialect, folder)
     migrate(settings.database)
     return made

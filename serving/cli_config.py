@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from serving.cli_output import Json, show, table
+from serving.oidc_file import read_oidc
 from serving.settings import PREFIX, Given, Settings, given_settings, load_settings
 from storage.catalogue.engine import parse_url
 from storage.errors import PrereadError, UserError
@@ -78,6 +79,11 @@ def _policy(settings: Settings) -> None:
         read_policy(Path(settings.policy_file))
 
 
+def _logins(settings: Settings) -> None:
+    if settings.oidc_file:
+        read_oidc(Path(settings.oidc_file))
+
+
 def _models(settings: Settings) -> None:
     for name in ("model", "embedder", "reranker"):
         value = getattr(settings, name)
@@ -91,4 +97,4 @@ def _roots(settings: Settings) -> None:
             raise UserError(f"{PREFIX}SOURCE_ROOTS: there is no folder {root!r}")
 
 
-PROBES = (_database, _policy, _models, _roots)
+PROBES = (_database, _policy, _logins, _models, _roots)

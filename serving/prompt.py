@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, count
 
 from precompute.frame import PromptFormat, Turn
 from serving.engine.types import Message
@@ -63,18 +64,26 @@ def plan_prompt(
 ) -> PromptPlan:
     """Fit the prompt beside `max_tokens` of answer: the lowest-ranked chunks go first, then the oldest turns.
 
-    Raises UserError(code="context_length_exceeded") if the last turn and the system text alone do not fit."""
+    Each text is encoded once, and the template is rendered O(log(turns)) times: with fewer turns a prompt is shorter, so
+    how many go is bisected. Raises UserError(code="context_length_exceeded") if the last turn and the system text alone do
+    not fit."""
     room = max_model_len - max_tokens
-    turns = [Turn(m.role, m.content) for m in messages]
-    kept = list(chunks)
-    while True:
-        plan = _plan(fmt, turns, kept, grounded=bool(chunks))
-        if plan.tokens <= room:
-            return plan
-        if kept:
-            kept = kept[:-1]
-        elif not _drop_oldest(turns):
-            raise _too_long(plan.tokens, max_tokens, max_model_len)
+    turns, once, grounded = [Turn(m.role, m.content) for m in messages], fmt.remembering(), bool(chunks)
+    plan = _plan(once, turns, grounded)
+    if plan.tokens <= room:
+        return _with_chunks(once, plan, chunks, room)
+
+    def tokens(dropped: int) -> int:
+        try:
+            return _plan(once, _without(turns, dropped), grounded).tokens
+        except UserError:
+            return 0  # the template refuses this history: we go no further, and are told so below
+
+    starts = _starts(turns)
+    if (least := tokens(starts[-1])) > room:
+        raise _too_long(least, max_tokens, max_model_len)
+    first = bisect_left(starts, True, lo=1, hi=len(starts) - 1, key=lambda dropped: tokens(dropped) <= room)
+    return _plan(once, _without(turns, starts[first]), grounded)
 
 
 def plan_text(ids: Sequence[int], max_model_len: int, max_tokens: int) -> PromptPlan:
@@ -92,22 +101,41 @@ def _too_long(tokens: int, max_tokens: int, max_model_len: int) -> UserError:
     )
 
 
-def _plan(fmt: PromptFormat, turns: Sequence[Turn], chunks: Sequence[RetrievedChunk], grounded: bool) -> PromptPlan:
-    if not grounded:
-        pieces = fmt.plain_pieces(turns)
-        ends = [0, *accumulate(map(len, pieces))]
-        spans = tuple(TurnSpan(*ends[i : i + 3]) for i in range(0, len(pieces) - 1, 2))
-        return PromptPlan((), (), (), tuple(chain.from_iterable(pieces)), spans)
-    labels = tuple(tuple(fmt.label(n)) for n in range(1, len(chunks) + 1))
-    return PromptPlan(tuple(fmt.frame), labels, tuple(chunks), tuple(fmt.tail(turns)))
+def _plan(fmt: PromptFormat, turns: Sequence[Turn], grounded: bool) -> PromptPlan:
+    """With no chunks yet."""
+    if grounded:
+        return PromptPlan(tuple(fmt.frame), (), (), tuple(fmt.tail(turns)))
+    pieces = fmt.plain_pieces(turns)
+    ends = [0, *accumulate(map(len, pieces))]
+    spans = tuple(TurnSpan(*ends[i : i + 3]) for i in range(0, len(pieces) - 1, 2))
+    return PromptPlan((), (), (), tuple(chain.from_iterable(pieces)), spans)
 
 
-def _drop_oldest(turns: list[Turn]) -> bool:
-    """Remove the oldest spoken turn, and the answer that followed it; False if only the last one is left."""
-    spoken = [i for i, t in enumerate(turns) if t.role != "system"]
-    if len(spoken) < 2:
-        return False
-    del turns[spoken[0]]
-    if spoken[1] - 1 < len(turns) - 1 and turns[spoken[1] - 1].role == "assistant":
-        del turns[spoken[1] - 1]
-    return True
+def _with_chunks(fmt: PromptFormat, plan: PromptPlan, chunks: Sequence[RetrievedChunk], room: int) -> PromptPlan:
+    """As many as fit, the best first."""
+    labels, tokens = [], plan.tokens
+    for number, chunk in enumerate(chunks, 1):
+        label = tuple(fmt.label(number))
+        tokens += len(label) + len(chunk.token_ids)
+        if tokens > room:
+            break
+        labels.append(label)
+    return replace(plan, labels=tuple(labels), chunks=tuple(chunks[: len(labels)]))
+
+
+def _starts(turns: Sequence[Turn]) -> list[int]:
+    """How many spoken turns may be dropped: the oldest with the answer that followed it, and so on; never the last one."""
+    spoken = [turn for turn in turns if turn.role != "system"]
+    starts, at = [0], 0
+    while at < len(spoken) - 1:
+        at += 1
+        if at < len(spoken) - 1 and spoken[at].role == "assistant":
+            at += 1
+        starts.append(at)
+    return starts
+
+
+def _without(turns: Sequence[Turn], dropped: int) -> list[Turn]:
+    """All but the first `dropped` spoken ones."""
+    spoken = count()
+    return [turn for turn in turns if turn.role == "system" or next(spoken) >= dropped]

@@ -19,7 +19,6 @@ from serving.api.chat_request import ChatBody, corpus_names, retrieval_query
 from serving.api.citations import citations, url_citations
 from serving.api.metrics import Metrics
 from serving.api.parts import ApiParts
-from serving.api.sampling import needs_preparation
 from serving.auth import Principal
 from serving.doors import corpora, search, settings
 from serving.emphasis import emphasis_of
@@ -232,12 +231,15 @@ async def begin(parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBod
 async def submit(
     parts: ApiParts, answer: Answer, requests: Sequence[GenerateRequest], offered: tools.Tools | None = None
 ) -> None:
-    """Queue a generation for each choice: all or none."""
-    if any(needs_preparation(request) for request in requests):
-        await to_thread.run_sync(parts.engine.prepare, requests[0])
+    """Queue a generation for each choice: all or none. Each prompt is prepared once, away from the event loop."""
+    prepared: dict[Any, Any] = {}
+    for request in requests:
+        if request.prompt not in prepared:
+            prepared[request.prompt] = await to_thread.run_sync(parts.engine.prepare, request)
     try:
         for request in requests:
-            answer.choices.append(Choice(len(answer.choices), parts.engine.submit(request), offered))
+            generation = parts.engine.submit(request, prepared[request.prompt])
+            answer.choices.append(Choice(len(answer.choices), generation, offered))
     except BaseException:
         answer.cancel()
         raise

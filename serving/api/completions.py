@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 
@@ -79,8 +78,6 @@ async def create_completion(parts: Parts, who: Reader, body: CompletionBody, req
     requests = [
         replace(base, prompt=prompt, **body.sampling(number)) for prompt in body.prompts() for number in range(body.n or 1)
     ]
-    for prompt in requests:  # each may name token ids of its own
-        await to_thread.run_sync(parts.engine.prepare, prompt)
     await submit(parts, answer, requests)
     if body.stream:
         return Stream(answer, guarded(answer, _frames(answer, body)))

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.api.errors import BadParameter
-from serving.engine.types import GenerateRequest
 
 MAX_STOPS = 4
 MAX_CHOICES = 8  # each is an answer of its own in the engine's queue
@@ -101,9 +100,3 @@ def unknown_parameter(param: str, name: str, known: list[str]) -> BadParameter:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f": did you mean {near[0]!r}?" if near else ""
     return BadParameter(param, f"Unknown parameter: {param!r}{hint}", "unknown_parameter")
-
-
-def needs_preparation(request: GenerateRequest) -> bool:
-    """Whether `Engine.prepare` has anything to do."""
-    asked = (request.shape, request.logprobs, request.prompt)
-    return any(one is not None for one in asked) or bool(request.logit_bias)

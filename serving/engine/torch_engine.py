@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from dataclasses import dataclass
 
 from precompute.reader import PIECE, Reader
 from serving.blend.methods import Method, parse_method
@@ -38,18 +39,31 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024  # pieces of an answer that wait for their reader at most
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A prompt, and what is at hand of it: for one request, or for all choices of one."""
+
+    plan: PromptPlan
+    method: Method
+    passages: tuple[Passage, ...]  # that are to be blended
+    recalled: Recalled
+    blended: Blended | None
+    forgotten: int  # see BlendedCache
+    ms: float
+
+
 class TorchGeneration:
     """See `types.Generation`. Made by the event loop's thread, fed by the engine's."""
 
-    def __init__(self, request: GenerateRequest, plan: PromptPlan, method: Method) -> None:
-        self.request, self.plan, self.method = request, plan, method
+    def __init__(self, request: GenerateRequest, prepared: Prepared) -> None:
+        self.request, self.plan, self.method = request, prepared.plan, prepared.method
         self.outcome: Outcome | None = None
-        self.report = Report(method=request.method, chunks=len(plan.chunks))
-        self.passages: tuple[Passage, ...] = plan.passages  # that are to be blended
-        self.blended: Blended | None = None
-        self.recalled = Recalled()
-        self.forgotten = 0  # see BlendedCache
-        self.arrivals = Arrivals(())
+        self.report = Report(method=request.method, chunks=len(self.plan.chunks))
+        self.report.ms["plan"] = prepared.ms
+        self.passages, self.recalled = prepared.passages, prepared.recalled
+        self.blended, self.forgotten = prepared.blended, prepared.forgotten
+        wanted = self.passages if self.blended is None and self.method.uses_stored else ()
+        self.arrivals = Arrivals([key for passage in wanted if (key := passage.chunk.kv_key)])
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
         self.cancelled = threading.Event()
         self.context = tracing.here()
@@ -121,7 +135,7 @@ class TorchEngine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def prepare(self, request: GenerateRequest) -> None:
+    def prepare(self, request: GenerateRequest) -> Prepared:
         """See `Engine.prepare`."""
         vocabulary = int(self.reader.config.get_text_config().vocab_size)
         named = [*request.logit_bias, *(() if isinstance(request.prompt, str) else request.prompt or ())]
@@ -131,28 +145,29 @@ class TorchEngine:
             self._guide.check(request.shape)
         if request.logprobs is not None:
             self._guide.bytes_of(0)
+        return self._prepared(request)
 
-    def submit(self, request: GenerateRequest) -> TorchGeneration:
+    def submit(self, request: GenerateRequest, prepared: Prepared | None = None) -> TorchGeneration:
         """See `Engine.submit`. KV is fetched by its own threads; the engine's thread only computes."""
+        if self._draining:
+            raise Stopping
+        generation = TorchGeneration(request, prepared or self._prepared(request))
+        self._admission.enter(generation)
+        self._fetcher.submit(generation)
+        return generation
+
+    def _prepared(self, request: GenerateRequest) -> Prepared:
         method = parse_method("full" if self.full_prefill_reason else request.method)
-        begun = time.perf_counter()
+        begun, forgotten = time.perf_counter(), self._blended.forgotten
         blended = self._blended_before(request)
         plan = self._plan(request, _ordered(request.chunks, blended.order) if blended else request.chunks)
         if blended is not None and len(plan.chunks) < len(blended.order):
             blended, plan = None, self._plan(request, request.chunks)
-        generation = TorchGeneration(request, plan, method)
-        generation.blended, generation.forgotten = blended, self._blended.forgotten
-        if not plan.frame:
-            self._look_into(generation)
-        if blended is None and method.uses_stored:
-            keys = [passage.chunk.kv_key for passage in generation.passages]
-            generation.arrivals = Arrivals([key for key in keys if key])
-        generation.report.ms["plan"] = (time.perf_counter() - begun) * 1000
-        if self._draining:
-            raise Stopping
-        self._admission.enter(generation)
-        self._fetcher.submit(generation)
-        return generation
+        recalled, passages = Recalled(), plan.passages
+        if not plan.frame and method.uses_stored:
+            recalled, passages = self._look_into(request, plan)
+        ms = (time.perf_counter() - begun) * 1000
+        return Prepared(plan, method, passages, recalled, blended, forgotten, ms)
 
     def _plan(self, request: GenerateRequest, chunks: Sequence[RetrievedChunk]) -> PromptPlan:
         if request.prompt is not None:
@@ -163,15 +178,10 @@ class TorchEngine:
             raise UserError("No passage fits beside so long a question.", code="context_length_exceeded")
         return plan
 
-    def _look_into(self, generation: TorchGeneration) -> None:
+    def _look_into(self, request: GenerateRequest, plan: PromptPlan) -> tuple[Recalled, tuple[Passage, ...]]:
         """What is at hand of a plain prompt's turns, and the stored chunks in the rest of its text."""
-        request, plan = generation.request, generation.plan
-        if not generation.method.uses_stored:
-            return
-        if _keeps_turns(request):
-            generation.recalled = self._conversations.recall(request.scope, plan)
-        passages = find_passages(plan, request.known, self.reader.tokenizer.decode)
-        generation.passages = generation.recalled.without(passages)
+        recalled = self._conversations.recall(request.scope, plan) if _keeps_turns(request) else Recalled()
+        return recalled, recalled.without(find_passages(plan, request.known, self.reader.tokenizer.decode))
 
     def _blended_before(self, request: GenerateRequest) -> Blended | None:
         """What an earlier turn blended. A first question has the tokens computed again that it looks at itself."""

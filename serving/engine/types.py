@@ -155,18 +155,19 @@ class Engine(Protocol):
         """Answers compared with full prefill so far, and the sum of their KL."""
         ...
 
-    def prepare(self, request: GenerateRequest) -> None:
-        """What a request needs that may take a while; call from a thread before `submit`, which does not wait.
+    def prepare(self, request: GenerateRequest) -> Any:
+        """What a request needs that may take a while, its prompt before all; call from a thread before `submit`, which does not
+        wait. The answer serves for all requests that differ in how tokens are drawn only.
 
         Raises UserError(code="invalid_json_schema") for a shape that is not served, UserError(code="invalid_value") for a
-        token id that the model does not have."""
+        token id that the model does not have, UserError(code="context_length_exceeded") if the question alone is too long,
+        and UserError(code="invalid_request") for an unknown method."""
         ...
 
-    def submit(self, request: GenerateRequest) -> Generation:
-        """Queue a request; call from the event loop's thread.
+    def submit(self, request: GenerateRequest, prepared: Any = None) -> Generation:
+        """Queue a request; call from the event loop's thread. `prepared`: of `prepare`; without it the prompt is planned here.
 
-        Raises UserError(code="context_length_exceeded") if the question alone is too long, UserError(code=
-        "invalid_request") for an unknown method, and Overloaded if the queue is full."""
+        Raises Overloaded if the queue is full."""
         ...
 
     def check_room(self) -> None:

@@ -1,4 +1,5 @@
-// The service as this page sees it. The key lives in this tab's session storage and goes nowhere but into the header.
+// The service as this page sees it. A key lives in this tab's session storage and goes nowhere but into the header. Without one
+// the cookie of a login speaks for the user, and what changes something shows that login's token too.
 
 const KEY = "preread.key";
 const ENDED = new Set(["cancelled", "completed", "completed_with_errors", "failed"]);
@@ -16,8 +17,20 @@ export const keepKey = (value) => sessionStorage.setItem(KEY, value);
 export const dropKey = () => sessionStorage.removeItem(KEY);
 export const hasEnded = (job) => ENDED.has(job.status);
 
-// Without a key a cookie of this origin may speak for the user (see `login` in app.js).
-const credentials = () => (key() ? { authorization: `Bearer ${key()}` } : {});
+let token = null;
+
+async function credentials(method) {
+  if (key()) return { authorization: `Bearer ${key()}` };
+  if (method === "GET") return {};
+  token ??= (await get("/auth/session")).csrf_token;
+  return { "x-csrf-token": token };
+}
+
+// End the login whose cookie this browser holds.
+export async function logOut() {
+  await post("/auth/logout");
+  token = null;
+}
 
 async function failure(reply) {
   let body = null;
@@ -27,12 +40,18 @@ async function failure(reply) {
     // not JSON: the status has to do
   }
   if (reply.status === 401) dispatchEvent(new Event("preread:signed-out"));
-  return new ApiError(reply.status, body);
+  return refusal(reply.status, body);
+}
+
+function refusal(status, body) {
+  const error = new ApiError(status, body);
+  if (error.code === "csrf_token_missing") token = null; // of a login before this one: the next try asks for another
+  return error;
 }
 
 async function open(method, path, { json, headers = {}, signal } = {}) {
   const sent = json === undefined ? {} : { "content-type": "application/json" };
-  const options = { method, signal, cache: "no-store", headers: { ...credentials(), ...sent, ...headers } };
+  const options = { method, signal, cache: "no-store", headers: { ...(await credentials(method)), ...sent, ...headers } };
   if (json !== undefined) options.body = JSON.stringify(json);
   const reply = await fetch(path, options);
   if (!reply.ok) throw await failure(reply);
@@ -109,11 +128,12 @@ export async function follow(jobId, onJob, signal) {
 }
 
 // A form with files. fetch() does not tell how much has been sent.
-export function send(path, form, onSent) {
+export async function send(path, form, onSent) {
+  const headers = await credentials("POST");
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("POST", path);
-    for (const [name, value] of Object.entries(credentials())) request.setRequestHeader(name, value);
+    for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     request.upload.addEventListener("progress", (event) => event.lengthComputable && onSent(event.loaded, event.total));
     request.addEventListener("error", () => reject(new Error("The upload did not reach the server. Try again.")));
     request.addEventListener("load", () => {
@@ -124,7 +144,7 @@ export function send(path, form, onSent) {
         // not JSON: the status has to do
       }
       if (request.status < 300) resolve(body);
-      else reject(new ApiError(request.status, body));
+      else reject(refusal(request.status, body));
     });
     request.send(form);
   });

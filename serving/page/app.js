@@ -1,6 +1,6 @@
 // Signing in, the sections of the page, light and dark.
 
-import { dropKey, get, keepKey, key } from "./api.js";
+import { dropKey, get, keepKey, key, logOut } from "./api.js";
 import { ask, forget } from "./chat.js";
 import { corpora, corpus } from "./corpora.js";
 import { button, byId, complain, doing, field, h, say } from "./dom.js";
@@ -58,12 +58,12 @@ async function section(name, rest) {
 
 // --- signing in ---
 
-// What the server says of single sign-on, where it has it: {enabled, name?, login_url?}.
+// What the server says of logins, where it has them: {oidc, login_url}.
 async function login() {
   try {
     const reply = await fetch("/auth/config", { cache: "no-store" });
     const config = reply.ok ? await reply.json() : {};
-    return config.enabled ? config : null;
+    return config.oidc ? config : null;
   } catch {
     return null;
   }
@@ -85,7 +85,7 @@ function signIn(config, message) {
   });
   // The address comes from the server; only a path of this origin is followed.
   const url = /^\/[\w/-]*$/.test(config?.login_url ?? "") ? config.login_url : "/auth/login";
-  const single = config && h("p", {}, h("a", { class: "button", href: url }, `Sign in with ${config.name ?? "your organisation"}`));
+  const single = config && h("p", {}, h("a", { class: "button", href: url }, "Sign in with your organisation"));
   byId("main").replaceChildren(
     h("section", { class: "panel sign-in" },
       h("h1", {}, "Sign in"),
@@ -107,12 +107,16 @@ async function enter() {
 }
 
 async function signOut(message) {
+  shown = null; // from here on a 401 is no news
   leaving.abort();
   forget();
   dropKey();
   document.querySelectorAll("dialog").forEach((box) => box.remove());
   byId("alert").replaceChildren();
-  signIn(await login(), message);
+  const config = await login();
+  const failed = config && (await logOut().catch((error) => (error.status === 401 ? null : error)));
+  signIn(config, message);
+  if (failed) complain(failed);
 }
 
 async function start() {
@@ -146,7 +150,7 @@ const kept = localStorage.getItem("preread.theme");
 theme(THEMES.includes(kept) ? kept : "system");
 
 byId("leave").addEventListener("click", () => signOut());
-addEventListener("preread:signed-out", () => shown && signOut("Your key is no longer accepted. Sign in again."));
+addEventListener("preread:signed-out", () => shown && signOut(key() ? "Your key is no longer accepted. Sign in again." : "Your login has ended. Sign in again."));
 addEventListener("hashchange", () => shown && show().catch(complain));
 document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), byId("main").focus()));
 start().catch(complain);

@@ -9,7 +9,8 @@ import { bars } from "./plots.js";
 // Why a chunk was computed although it is stored with the corpus.
 const WHY = {
   absent: "its KV is not in the store", damaged: "its stored KV is damaged, and is being repaired", wrong_key: "its stored KV is of something else",
-  wrong_layout: "its stored KV has an unknown layout", unavailable: "the store did not answer", timeout: "the store was slower than computing it",
+  wrong_layout: "its stored KV has an unknown layout", unavailable: "the store did not answer",
+  slow: "computing it took less time than reading it would have", timeout: "the store was slower than computing it",
   unsynced: "this site has not heard from its parent", pending: "its KV has not been computed yet", policy: "a rule keeps its KV out of the store",
   method: "full prefill was asked for", model: "this model is not blended", over_quota: "the quota of stored KV is used up",
 };

@@ -48,6 +48,7 @@ def test_a_secret_is_not_in_the_settings_own_text() -> None:
         ("MODEL", "/nowhere/model", "PREREAD_MODEL"),
         ("SOURCE_ROOTS", "/nowhere/at-all", "PREREAD_SOURCE_ROOTS"),
         ("POLICY_FILE", "/nowhere/rules.yaml", "policy file /nowhere/rules.yaml"),
+        ("OIDC_FILE", "/nowhere/oidc.yaml", "PREREAD_OIDC_FILE=/nowhere/oidc.yaml cannot be read"),
         ("DATABASE_URL", "mysql://host/x", "catalogue"),
     ],
 )

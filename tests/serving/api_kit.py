@@ -103,6 +103,8 @@ class EchoEngine:
     fail_at: int | None = None
     refuse: Exception | None = None
     answer: str | None = None
+    prepared: list[tuple[GenerateRequest, int]] = field(default_factory=list)  # with the thread's id
+    loop_thread: int = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     generations: list[EchoGeneration] = field(default_factory=list)
 
@@ -111,12 +113,16 @@ class EchoEngine:
             return self.answer
         return str(request.prompt) if request.prompt is not None else request.messages[-1].content
 
-    def prepare(self, request: GenerateRequest) -> None:
-        return
+    def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        self.prepared.append((request, threading.get_ident()))
+        return request
 
-    def submit(self, request: GenerateRequest) -> Generation:
+    def submit(self, request: GenerateRequest, prepared: GenerateRequest | None = None) -> Generation:
         if self.refuse is not None:
             raise self.refuse
+        assert prepared is not None
+        assert (prepared.prompt, prepared.messages) == (request.prompt, request.messages)
+        self.loop_thread = threading.get_ident()
         self.requests.append(request)
         self.generations.append(EchoGeneration(self, request))
         return self.generations[-1]
@@ -251,9 +257,10 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str], hosts: str = L
 
 
 @contextmanager
-def running(app: Any) -> Iterator[str]:
-    """The app behind a real server on a free port of loopback; its address."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="off", http=PatientProtocol))
+def running(app: Any, port: int = 0) -> Iterator[str]:
+    """The app behind a real server on a port of loopback (0: a free one); its address."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, lifespan="off", http=PatientProtocol)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -58,7 +58,7 @@ class Browser:
     def press(self, name: str, within: str = "") -> None:
         """The button or link with this accessible name."""
         found = f"{within} button, {within} a, {within} summary"
-        self.until(lambda: next(e for e in self.all(found) if e.is_displayed() and e.accessible_name == name)).click()
+        self.until(lambda: [e for e in self.all(found) if e.is_displayed() and e.accessible_name == name])[0].click()
 
     def write(self, css: str, text: str) -> None:
         field = self.find(css)

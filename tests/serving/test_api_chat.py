@@ -282,3 +282,14 @@ def test_unknown_model_is_not_found(site: Site) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         site.client().chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "x"}])
     assert caught.value.code == "model_not_found"
+
+
+def test_a_prompt_is_prepared_once_for_all_its_choices_and_away_from_the_event_loop(site: Site) -> None:
+    assert len(ask(site, n=3)["choices"]) == 3
+    assert len(site.engine.prepared) == 1
+    with site.http() as http:
+        body = {"model": "echo-1", "prompt": ["one", "two", "one"], "n": 2}
+        reply = http.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in reply["choices"]] == ["one", "one", "two", "two", "one", "one"]
+    assert [request.prompt for request, _ in site.engine.prepared[1:]] == ["one", "two"]
+    assert site.engine.loop_thread not in {thread for _, thread in site.engine.prepared}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,24 @@ def test_stored_kv_goes_along_if_asked_for(settings: Settings, corpus: str, tmp_
     name, buffer = "kv/aa/" + "a" * 64, bytearray(9)
     assert FolderStore(folder / "data" / "objects").read_into(name, memoryview(buffer)) == 9
     assert buffer == b"stored kv"
+
+
+def test_a_large_object_is_never_in_memory_whole(
+    site: Site, settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, piece, pieces = tmp_path_factory.mktemp("b"), bytes(range(256)) * 4096, 48
+    site.parts.objects.put("raw/aa/large", [piece] * pieces)
+    back_up(settings, folder, kv=False)
+    tracemalloc.start()
+    try:
+        restore(Settings(data_dir=folder / "data"), folder)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < pieces * len(piece) / 2
+    buffer = bytearray(pieces * len(piece))
+    assert FolderStore(folder / "data" / "objects").read_into("raw/aa/large", memoryview(buffer)) == len(buffer)
+    assert buffer == piece * pieces
 
 
 def test_a_backup_made_while_files_arrive_and_go_is_whole(

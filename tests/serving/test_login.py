@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from api_kit import SECRET, EchoEngine, Site, make_parts, running
+from browser_kit import FEE, Browser, put
 from joserfc import jwt
 from oidc_issuer import CLIENT, Issuer
 from oidc_issuer import SECRET as CLIENT_SECRET
@@ -93,8 +94,9 @@ def opened(folder: Path) -> Iterator[Club]:
         issuer.url = url
         parts, work = make_parts(folder, engine, [])
         key = ensure_admin_key(parts.catalogue, SECRET)
-        parts = replace(parts, login=Login(parts.catalogue, SECRET, read_oidc(oidc_file(folder, url))))
-        with running(build_app(parts)) as address:
+        file = read_oidc(oidc_file(folder, url))
+        parts = replace(parts, login=Login(parts.catalogue, SECRET, file))
+        with running(build_app(parts), httpx.URL(file.public_url).port or 0) as address:
             yield Club(Site(address, parts, engine, work, str(key), []), issuer)
         parts.catalogue.close()
 
@@ -119,6 +121,60 @@ def test_a_member_logs_in_and_may_what_the_group_may(club: Club) -> None:
         actions = [(e["action"], e["user_id"]) for e in http.get("/v1/audit").json()["data"]]
     assert ("login", "ann") in actions
     assert ("POST /v1/vector_stores", "ann") in actions
+
+
+def logged_in_by_the_page(club: Club, driver: Any) -> Browser:
+    driver.get(f"{club.site.url}/")
+    driver.delete_all_cookies()  # which know no ports
+    driver.refresh()
+    browser = Browser(driver, club.site.url)
+    browser.press("Sign in with your organisation")
+    browser.find("#nav a", "Corpora")
+    return browser
+
+
+def test_by_the_page_people_log_in_change_things_and_log_out(club: Club, driver: Any, tmp_path: Path) -> None:
+    (tmp_path / "fees.txt").write_text(FEE)
+    browser = logged_in_by_the_page(club, driver)
+    kept = driver.get_cookie(COOKIE)["value"]
+    driver.get(f"{club.site.url}/#corpora")
+    browser.write("input[name=name]", "harbour")
+    browser.press("Create")
+    browser.find("h1", "harbour")
+    put(browser, tmp_path / "fees.txt")
+    browser.find(".uploads .pill", "queued")
+    driver.get(f"{club.site.url}/#corpora")
+    browser.press("Delete harbour")
+    browser.press("Delete corpus", within="dialog")
+    browser.find(".empty", "No corpus yet")
+    browser.press("Sign out")
+    browser.find("input[name=key]")
+    assert driver.get_cookie(COOKIE) is None
+    with httpx.Client(base_url=club.site.url, cookies={COOKIE: kept}) as thief:
+        assert thief.get("/v1/models").status_code == 401
+    driver.refresh()
+    browser.find(".sign-in a")
+    assert browser.faults() == []
+
+
+def test_the_page_goes_on_after_a_login_in_another_tab_and_tells_when_a_login_has_ended(club: Club, driver: Any) -> None:
+    browser = logged_in_by_the_page(club, driver)
+    driver.get(f"{club.site.url}/#corpora")
+    browser.write("input[name=name]", "first")
+    browser.press("Create")
+    browser.find("h1", "first")
+    with club.browser() as other:
+        club.log_in(other)
+        driver.add_cookie({"name": COOKIE, "value": other.cookies[COOKIE], "httpOnly": True, "sameSite": "Lax"})
+        driver.get(f"{club.site.url}/#corpora")
+        browser.write("input[name=name]", "second")
+        browser.press("Create")
+        browser.find("#alert", "x-csrf-token")
+        browser.press("Create")
+        browser.find("h1", "second")
+        other.post("/auth/logout", headers=csrf(other)).raise_for_status()
+    driver.get(f"{club.site.url}/#jobs")
+    browser.find(".sign-in .note", "Your login has ended")
 
 
 def test_cookies_are_out_of_a_script_s_reach_and_of_other_sites_forms(one_club: Club) -> None:

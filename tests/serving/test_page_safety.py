@@ -12,6 +12,8 @@ from api_kit import Site
 from browser_kit import Browser, scheduled, send
 
 from serving.api import page
+from serving.engine.opening import SLOW
+from storage.types import Miss
 
 ATTACK = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>{{7*7}}"
 ELSEWHERE = ("javascript:alert(1)", "//evil.example/x", "https://evil.example/", "/\\\\evil.example")
@@ -39,6 +41,12 @@ def test_the_page_needs_no_other_host_and_makes_no_markup_of_text() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|\son\w+=[\"']", text), name
         assert not re.search(r"style=[\"']|javascript:|localStorage\.setItem\((?!\"preread\.theme\")", text), name
         assert set(re.findall(r"https?://[\w.]+", text)) <= {"http://www.w3.org"}, name
+
+
+def test_the_page_has_words_for_every_reason_why_a_chunk_is_computed() -> None:
+    words = re.search(r"const WHY = \{(.*?)\};", page._shipped()["chat.js"].decode(), re.DOTALL)
+    assert words is not None
+    assert {*Miss, SLOW} <= set(re.findall(r"(\w+): \"", words[1]))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -80,14 +88,14 @@ def test_the_key_is_in_this_tab_only_and_gone_after_sign_out(site: Site, browser
 
 @pytest.mark.parametrize(("url", "followed"), [("/auth/login", "/auth/login"), ("/auth/start", "/auth/start"), *HOSTILE_URLS])
 def test_single_sign_on_is_offered_where_it_is_on_and_leads_to_this_service(browser: Browser, url: str, followed: str) -> None:
-    config = json.dumps({"enabled": True, "name": f"Harbour {ATTACK}", "login_url": url})
+    config = json.dumps({"oidc": True, "login_url": url})
     script = f"""
       const real = window.fetch, said = {json.dumps(config)};
       window.fetch = (path, ...rest) => path === '/auth/config' ? Promise.resolve(new Response(said)) : real(path, ...rest);"""
     added = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
     try:
         browser.driver.refresh()
-        link = browser.find(".sign-in a", f"Sign in with Harbour {ATTACK}")
+        link = browser.find(".sign-in a", "Sign in with your organisation")
         assert link.get_attribute("href") == browser.url + followed
     finally:
         browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)

@@ -20,7 +20,7 @@ from precompute.reader import Reader
 from serving.engine import fetch
 from serving.engine.text import TextStream
 from serving.engine.torch_engine import TorchGeneration
-from serving.engine.types import Message
+from serving.engine.types import Message, Outcome
 from serving.prompt import plan_prompt
 from storage.errors import Overloaded, PrereadError, Stopping, UserError
 from storage.kvstore import KVStore
@@ -432,3 +432,15 @@ def test_a_blended_models_full_prefill_is_generate_too(site: EngineSite) -> None
     )  # fmt: skip
     expected = site.reader.tokenizer.decode(made[0, len(plan.tail) :].tolist())
     assert site.answer(question="Hello?", chunks=()).text == expected
+
+
+def test_a_prepared_prompt_is_not_planned_again(site: EngineSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = site.request()
+    prepared = site.engine.prepare(request)
+    expected = site.answers(request)[0]
+    monkeypatch.setattr("serving.engine.torch_engine.plan_prompt", lambda *_: pytest.fail("planned on the event loop"))
+
+    async def choices() -> list[Outcome]:
+        return [await drain(site.engine.submit(request, prepared)) for _ in range(2)]
+
+    assert [each.text for each in asyncio.run(choices())] == [expected.text] * 2
