@@ -89,6 +89,13 @@ def test_bad_requests_are_refused_at_once(site: EngineSite) -> None:
 # --- sampling, stop, text ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["full", "default"])
+def test_a_text_to_go_on_with_may_be_of_a_few_tokens(method: str, site: EngineSite) -> None:
+    outcome = site.answer(messages=(), chunks=(), prompt="Once", method=method)
+    assert outcome.prompt_tokens == len(site.reader.tokenizer.encode("Once")) < 16
+    assert outcome.completion_tokens and outcome.report.tokens_computed == outcome.prompt_tokens
+
+
 def test_equal_seeds_give_equal_answers(site: EngineSite) -> None:
     requests = [site.request(temperature=1.0, seed=seed) for seed in (3, 3, 4)]
     one, again, other = site.answers(*requests)
