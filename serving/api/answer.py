@@ -32,11 +32,14 @@ NOTHING_FOUND = "I found nothing about this in the selected documents."
 
 @dataclass(frozen=True)
 class Piece:
-    """What has become certain of a choice: text, with the tokens that begin in it, or calls of tools."""
+    """What has become certain of a choice: text, with the tokens that begin in it, or calls of tools. `at`, `calls_at`: how
+    many characters and calls of the choice come before; by the time that it is shown the choice may have got further."""
 
     text: str = ""
     tokens: tuple[TokenLogprob, ...] = ()
     calls: tuple[tools.Call, ...] = ()
+    at: int = 0
+    calls_at: int = 0
 
 
 @dataclass
@@ -52,7 +55,8 @@ class Choice:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer as it comes; kept here too."""
-        async for piece in self._read():
+        async for read in self._read():
+            piece = replace(read, at=len(self.text), calls_at=len(self.calls))
             self.text += piece.text
             self.tokens += piece.tokens
             self.calls += piece.calls
@@ -141,6 +145,10 @@ class Answer:
         for choice in self.choices:
             if choice.generation is not None:
                 choice.generation.cancel()
+
+    def refused(self, choice: Choice) -> bool:
+        """Where JSON was asked for, a sentence goes where clients look for what is none."""
+        return self.refuses and choice.generation is None
 
     def envelope(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}

@@ -135,7 +135,6 @@ async def _frames(answer: Answer, body: CompletionBody) -> AsyncIterator[str]:
             extra = _provenance(answer) if choice.index == 0 else {}
             yield frame(_shown(body, choice, "", (), len(choice.text)), **extra)
         else:
-            start = len(choice.text) - len(piece.text)
-            yield frame(_shown(body, choice, piece.text, piece.tokens, start, None))
+            yield frame(_shown(body, choice, piece.text, piece.tokens, piece.at, None))
     if body.include_usage:
         yield event({**answer.envelope("text_completion"), "choices": [], "usage": _usage(answer, body)})
