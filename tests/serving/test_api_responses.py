@@ -234,6 +234,9 @@ class AtOnce:
             yield Delta(piece, (TokenLogprob(piece.encode(), -0.1),))
         self.outcome = Outcome("".join(self.pieces), "stop", 5, len(self.pieces), (), Report())
 
+    def so_far(self) -> Outcome | None:
+        return self.outcome
+
     def cancel(self) -> None:
         return
 

@@ -218,6 +218,25 @@ def test_cancel_ends_decoding(site: EngineSite, slow_forward: list[float]) -> No
     asyncio.run(cancel())
 
 
+def test_what_is_cut_off_has_cost_its_prompt_and_what_was_written(site: EngineSite, slow_forward: list[float]) -> None:
+    async def cut() -> None:
+        generation = site.engine.submit(site.request(max_tokens=400))
+        assert generation.so_far() is None, "nobody has begun with it"
+        said = 0
+        async for _ in generation:
+            said += 1
+            if said == 3:
+                break
+        generation.cancel()
+        cost = generation.so_far()
+        assert cost is not None
+        assert cost.prompt_tokens == generation.plan.tokens
+        assert 3 <= cost.completion_tokens < 100
+        assert cost.used_chunks == generation.plan.chunks
+
+    asyncio.run(cut())
+
+
 def test_cancel_ends_a_request_whose_kv_does_not_come(site: EngineSite) -> None:
     site.objects.gate.clear()
 
