@@ -136,7 +136,7 @@ class Response:
             told = describe(error)[1]["error"]
             yield self._event("error", **{name: told[name] for name in ("code", "message", "param")}, error=told)
         finally:
-            self._answer.cancel()
+            await self._answer.close()
 
     async def _running(self) -> AsyncIterator[str]:
         at = 0

@@ -42,7 +42,7 @@ async def guarded(answer: Answer, events: AsyncIterator[str]) -> AsyncIterator[s
     except Exception as error:  # noqa: BLE001 - the status has been sent: the error goes out as a frame
         yield event(describe(error)[1])
     finally:
-        answer.cancel()
+        await answer.close()
     yield DONE
 
 
