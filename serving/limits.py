@@ -2,7 +2,7 @@
 
 Requests and tokens of a minute are counted by `limits`: in the broker where that is Redis, so that several API processes
 count together, else in this process. A broker that is away is not waited for: until it is back each process counts for
-itself. Tokens are known when an answer has ended, so the answer that goes over a limit is given, and the next one refused.
+itself. Tokens are known when an answer has ended or was cut off, so the one that goes over a limit is given, the next refused.
 A tenant's tokens of a day are those of `usage_day`, which lags behind by the seconds of a flush.
 """
 

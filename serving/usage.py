@@ -39,7 +39,7 @@ class Meter:
         self._forgot = 0
 
     def note(self, tenant_id: str, corpora: Sequence[str], outcome: Outcome) -> None:
-        """Count one finished answer over these corpora."""
+        """Count one answer over these corpora, finished or cut off. May wait for the broker: not for the event loop."""
         now = self._clock()
         day = int(now // DAY)
         parts = split(_amounts(outcome), weights(outcome, corpora))

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,11 +33,14 @@ NOTHING_FOUND = "I found nothing about this in the selected documents."
 
 @dataclass(frozen=True)
 class Piece:
-    """What has become certain of a choice: text, with the tokens that begin in it, or calls of tools."""
+    """What has become certain of a choice: text, with the tokens that begin in it, or calls of tools. `at`, `calls_at`: how
+    many characters and calls of the choice come before; by the time that it is shown the choice may have got further."""
 
     text: str = ""
     tokens: tuple[TokenLogprob, ...] = ()
     calls: tuple[tools.Call, ...] = ()
+    at: int = 0
+    calls_at: int = 0
 
 
 @dataclass
@@ -49,10 +53,12 @@ class Choice:
     text: str = ""
     tokens: list[TokenLogprob] = field(default_factory=list)
     calls: list[tools.Call] = field(default_factory=list)
+    noted: bool = False  # with whoever counts what is spent
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer as it comes; kept here too."""
-        async for piece in self._read():
+        async for read in self._read():
+            piece = replace(read, at=len(self.text), calls_at=len(self.calls))
             self.text += piece.text
             self.tokens += piece.tokens
             self.calls += piece.calls
@@ -89,7 +95,8 @@ class Choice:
 
 @dataclass
 class Answer:
-    """The answers to one request on their way. `refuses`: the fixed sentence goes out as a refusal, since JSON was asked
+    """The answers to one request on their way. So many choices that follow one another are `per_prompt`. `note` may wait, and is
+    called in a thread of its own. `refuses`: the fixed sentence goes out as a refusal, since JSON was asked
     for, which it is not, or no answer without a passage."""
 
     model: str
@@ -98,6 +105,7 @@ class Answer:
     choices: list[Choice]
     still_there: Callable[[Sequence[RetrievedChunk]], frozenset[int]]
     note: Callable[[Outcome], None]
+    per_prompt: int = 1
     refuses: bool = False
     logprobs: bool = False
     retrieval_ms: float | None = None
@@ -123,7 +131,9 @@ class Answer:
                     raise piece
                 if piece is None:
                     left -= 1
-                    self._note_end(choice)
+                    choice.outcome()
+                    if (handed := self._note(choice)) is not None:
+                        await asyncio.shield(handed)
                 elif choice.generation is not None and self.first_text_ms is None:
                     self.first_text_ms = 1000 * (time.perf_counter() - self.started)
                     self.metrics.ttft.observe(self.first_text_ms / 1000)
@@ -132,16 +142,34 @@ class Answer:
             for task in tasks:
                 task.cancel()
 
-    def _note_end(self, choice: Choice) -> None:
-        outcome = choice.outcome()
-        if choice.generation is not None:
-            self.metrics.note_answer(outcome.report, outcome.completion_tokens)
-            self.note(outcome)
+    def _note(self, choice: Choice) -> asyncio.Future[None] | None:
+        """Have counted what a choice has cost, ended or not, once; what the choices of a prompt share, with the first of them.
+        It is handed over before anybody waits: who leaves meanwhile takes no count away."""
+        made = choice.generation.so_far() if choice.generation is not None and not choice.noted else None
+        if made is None:
+            return None
+        first = choice.index - choice.index % self.per_prompt
+        shared = any(other.noted for other in self.choices[first : first + self.per_prompt])
+        choice.noted = True
+        if choice.generation is not None and choice.generation.outcome is not None:
+            self.metrics.note_answer(made.report, made.completion_tokens)
+        paid = _without_prompt(made) if shared else made
+        return asyncio.get_running_loop().run_in_executor(None, copy_context().run, self.note, paid)
+
+    async def close(self) -> None:
+        """End what still runs, and count what it has cost so far."""
+        self.cancel()
+        if handed := [each for choice in self.choices if (each := self._note(choice)) is not None]:
+            await asyncio.wait(handed)
 
     def cancel(self) -> None:
         for choice in self.choices:
             if choice.generation is not None:
                 choice.generation.cancel()
+
+    def refused(self, choice: Choice) -> bool:
+        """Where JSON was asked for, a sentence goes where clients look for what is none."""
+        return self.refuses and choice.generation is None
 
     def envelope(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
@@ -165,14 +193,19 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage; reused tokens are its cached tokens. Choices of one prompt share its tokens."""
         outcomes = [choice.outcome() for choice in self.choices]
+        prompts = outcomes[:: self.per_prompt]
         written = sum(outcome.completion_tokens for outcome in outcomes)
-        read = outcomes[0].prompt_tokens
+        read = sum(outcome.prompt_tokens for outcome in prompts)
         return {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
-            "prompt_tokens_details": {"cached_tokens": outcomes[0].report.tokens_reused},
+            "prompt_tokens_details": {"cached_tokens": sum(outcome.report.tokens_reused for outcome in prompts)},
         }
+
+
+def _without_prompt(outcome: Outcome) -> Outcome:
+    return replace(outcome, prompt_tokens=0, report=replace(outcome.report, tokens_reused=0, tokens_recomputed=0))
 
 
 async def _run(choice: Choice, queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]]) -> None:
@@ -207,7 +240,7 @@ async def begin(parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBod
     ids = await to_thread.run_sync(corpora.resolve, parts, who, named) if named else ()
     answer = Answer(
         body.model, str(request.base_url), metrics, [], partial(search.still_there, parts, who),
-        partial(parts.meter.note, who.tenant_id, ids),
+        partial(parts.meter.note, who.tenant_id, ids), per_prompt=body.n or 1,
         refuses=needs_context or asked.shape is not None, logprobs=bool(body.logprobs),
     )  # fmt: skip
     search_for = bool(ids) and not body.is_housekeeping()
@@ -272,7 +305,7 @@ def _asked(parts: ApiParts, body: ChatBody) -> GenerateRequest:
 
 @asynccontextmanager
 async def cancelled_with(request: Request, answer: Answer) -> AsyncIterator[None]:
-    """Cancel the answer as soon as its client is gone, and in any case when the block ends."""
+    """Cancel the answer as soon as its client is gone, and close it in any case when the block ends."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -284,7 +317,7 @@ async def cancelled_with(request: Request, answer: Answer) -> AsyncIterator[None
         yield
     finally:
         watcher.cancel()
-        answer.cancel()
+        await answer.close()
 
 
 async def finished(answer: Answer, request: Request) -> Answer:

@@ -35,7 +35,7 @@ async def _whole(answer: Answer) -> dict[str, Any]:
 
 
 def _choice(answer: Answer, choice: Choice, held: frozenset[int]) -> dict[str, Any]:
-    refused = _is_refusal(answer, choice)
+    refused = answer.refused(choice)
     message = {
         "role": "assistant",
         "content": None if refused or (choice.calls and not choice.text.strip()) else choice.text,
@@ -50,11 +50,6 @@ def _choice(answer: Answer, choice: Choice, held: frozenset[int]) -> dict[str, A
         "finish_reason": choice.finish_reason,
         "logprobs": chat_logprobs(choice.tokens) if answer.logprobs else None,
     }
-
-
-def _is_refusal(answer: Answer, choice: Choice) -> bool:
-    """Where JSON was asked for, a sentence goes where clients look for what is none."""
-    return answer.refuses and choice.generation is None
 
 
 async def _frames(answer: Answer, include_usage: bool) -> AsyncIterator[str]:
@@ -87,8 +82,7 @@ async def _frames(answer: Answer, include_usage: bool) -> AsyncIterator[str]:
 def _delta(answer: Answer, choice: Choice, piece: Piece) -> dict[str, Any]:
     delta: dict[str, Any] = {}
     if piece.text or not piece.calls:
-        delta["refusal" if _is_refusal(answer, choice) else "content"] = piece.text
+        delta["refusal" if answer.refused(choice) else "content"] = piece.text
     if piece.calls:
-        first = len(choice.calls) - len(piece.calls)
-        delta["tool_calls"] = [{"index": first + i, **call.shown()} for i, call in enumerate(piece.calls)]
+        delta["tool_calls"] = [{"index": i, **call.shown()} for i, call in enumerate(piece.calls, piece.calls_at)]
     return delta

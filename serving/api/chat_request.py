@@ -41,7 +41,7 @@ class ChatMessage(BaseModel):
         content = self.text(where)
         if self.role == "tool":
             content = calls.response_text(content)
-        made = [call.plain() for call in self.tool_calls or ()]
+        made = [call.plain(f"{where}.tool_calls.{i}") for i, call in enumerate(self.tool_calls or ())]
         return Message(role, "\n".join([content, *made] if content else made))
 
     def text(self, where: str) -> str:

@@ -72,7 +72,7 @@ async def create_completion(parts: Parts, who: Reader, body: CompletionBody, req
         raise BadParameter("model", "a plain text cannot be grounded in a vector store: use chat/completions with this model")
     answer = Answer(
         body.model, str(request.base_url), request.app.state.metrics, [], lambda _: frozenset(),
-        partial(parts.meter.note, who.tenant_id, ()), kind="cmpl",
+        partial(parts.meter.note, who.tenant_id, ()), per_prompt=body.n or 1, kind="cmpl",
     )  # fmt: skip
     base = GenerateRequest(messages=(), method="full", max_tokens=body.max_tokens or MAX_TOKENS, logprobs=body.logprobs)
     requests = [
@@ -83,7 +83,7 @@ async def create_completion(parts: Parts, who: Reader, body: CompletionBody, req
         return Stream(answer, guarded(answer, _frames(answer, body)))
     await finished(answer, request)
     choices = [_shown(body, choice, _echo(body, choice) + choice.text, choice.tokens) for choice in answer.choices]
-    return {**answer.envelope("text_completion"), "choices": choices, "usage": _usage(answer, body), **_provenance(answer)}
+    return {**answer.envelope("text_completion"), "choices": choices, "usage": answer.usage(), **_provenance(answer)}
 
 
 def _shown(
@@ -97,16 +97,6 @@ def _shown(
 
 def _echo(body: CompletionBody, choice: Choice) -> str:
     return str(body.prompts()[choice.index // (body.n or 1)]) if body.echo else ""
-
-
-def _usage(answer: Answer, body: CompletionBody) -> dict[str, Any]:
-    """Over all prompts, each counted once."""
-    shown = answer.usage()
-    firsts = [choice.outcome() for choice in answer.choices[:: body.n or 1]]
-    read = sum(outcome.prompt_tokens for outcome in firsts)
-    cached = sum(outcome.report.tokens_reused for outcome in firsts)
-    total = {"prompt_tokens": read, "total_tokens": read + shown["completion_tokens"]}
-    return {**shown, **total, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def _provenance(answer: Answer) -> dict[str, Any]:
@@ -132,7 +122,6 @@ async def _frames(answer: Answer, body: CompletionBody) -> AsyncIterator[str]:
             extra = _provenance(answer) if choice.index == 0 else {}
             yield frame(_shown(body, choice, "", (), len(choice.text)), **extra)
         else:
-            start = len(choice.text) - len(piece.text)
-            yield frame(_shown(body, choice, piece.text, piece.tokens, start, None))
+            yield frame(_shown(body, choice, piece.text, piece.tokens, piece.at, None))
     if body.include_usage:
-        yield event({**answer.envelope("text_completion"), "choices": [], "usage": _usage(answer, body)})
+        yield event({**answer.envelope("text_completion"), "choices": [], "usage": answer.usage()})

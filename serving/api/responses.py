@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from serving.api.access import Parts, Reader
-from serving.api.answer import Answer, begin, finished
+from serving.api.answer import Answer, Piece, begin, finished
 from serving.api.chat_request import ChatBody, corpus_names, retrieval_query
 from serving.api.citations import mentions
 from serving.api.errors import BadParameter, describe
@@ -110,6 +110,8 @@ class Response:
         return {"id": self._ids["msg"], "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _part(self, text: str, notes: Sequence[dict[str, Any]], tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        if self._answer.refused(self._choice):
+            return {"type": "refusal", "refusal": text}
         return {"type": "output_text", "text": text, "annotations": list(notes), "logprobs": chat_logprobs(tokens)["content"]}
 
     def _notes(self, held: frozenset[int]) -> list[dict[str, Any]]:
@@ -134,7 +136,7 @@ class Response:
             told = describe(error)[1]["error"]
             yield self._event("error", **{name: told[name] for name in ("code", "message", "param")}, error=told)
         finally:
-            self._answer.cancel()
+            await self._answer.close()
 
     async def _running(self) -> AsyncIterator[str]:
         at = 0
@@ -152,8 +154,7 @@ class Response:
                     yield self._event("response.output_item.added", output_index=at, item=self._message("in_progress", []))
                     yield self._event("response.content_part.added", **where, part=self._part("", (), ()))
                     begun = True
-                told = chat_logprobs(piece.tokens)["content"]
-                yield self._event("response.output_text.delta", **where, delta=piece.text, logprobs=told)
+                yield self._delta(where, piece)
         held = await self._answer.held(self._choice)
         if begun:
             for each in self._text_end(where, held):
@@ -170,6 +171,12 @@ class Response:
             self._event("response.output_item.done", output_index=0, item=self._search("completed")),
         ]
 
+    def _delta(self, where: dict[str, Any], piece: Piece) -> str:
+        if self._answer.refused(self._choice):
+            return self._event("response.refusal.delta", **where, delta=piece.text)
+        told = chat_logprobs(piece.tokens)["content"]
+        return self._event("response.output_text.delta", **where, delta=piece.text, logprobs=told)
+
     def _text_end(self, where: dict[str, Any], held: frozenset[int]) -> list[str]:
         notes, text = self._notes(held), self._choice.text
         part = self._part(text, notes, self._choice.tokens)
@@ -177,9 +184,13 @@ class Response:
             self._event("response.output_text.annotation.added", **where, annotation_index=number, annotation=note)
             for number, note in enumerate(notes)
         ]
+        if self._answer.refused(self._choice):
+            done = self._event("response.refusal.done", **where, refusal=text)
+        else:
+            done = self._event("response.output_text.done", **where, text=text, logprobs=part["logprobs"])
         return [
             *added,
-            self._event("response.output_text.done", **where, text=text, logprobs=part["logprobs"]),
+            done,
             self._event("response.content_part.done", **where, part=part),
             self._event("response.output_item.done", output_index=where["output_index"], item=self._message("completed", [part])),
         ]

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Stream(StreamingResponse):
-    """An answer's events; however the response ends, the work does too."""
+    """An answer's events; however the response ends, the work does too, and what it has cost is counted."""
 
     def __init__(self, answer: Answer, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream")
@@ -31,7 +31,7 @@ class Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.answer.cancel()
+            await self.answer.close()
 
 
 async def guarded(answer: Answer, events: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -42,7 +42,7 @@ async def guarded(answer: Answer, events: AsyncIterator[str]) -> AsyncIterator[s
     except Exception as error:  # noqa: BLE001 - the status has been sent: the error goes out as a frame
         yield event(describe(error)[1])
     finally:
-        answer.cancel()
+        await answer.close()
     yield DONE
 
 

@@ -17,6 +17,8 @@ from serving.engine.types import Message, Shape
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
+VALUES = frozenset({"const", "enum", "default", "examples"})  # of JSON Schema: what they hold is no schema
+NAMING = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})  # schemas by name
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
@@ -37,12 +39,16 @@ class ToolCall(BaseModel):
     id: str
     function: CalledFunction
 
-    def plain(self) -> str:
+    def plain(self, where: str) -> str:
+        """The call as text. Raises BadParameter."""
         try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except ValueError:
-            arguments = self.function.arguments
-        return _call_text(self.function.name, arguments)
+            try:
+                arguments = json.loads(self.function.arguments or "{}")
+            except ValueError:
+                arguments = self.function.arguments
+            return _call_text(self.function.name, arguments)
+        except RecursionError as error:
+            raise BadParameter(f"{where}.function.arguments", "the arguments of this call are nested too deeply") from error
 
 
 @dataclass(frozen=True)
@@ -76,17 +82,20 @@ class Tools:
         )
 
     def shape(self) -> Shape | None:
-        """Holds the answer to a call, where one is required."""
+        """Holds the answer to a call, where one is required. Raises BadParameter."""
         if not self.required:
             return None
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": one.name}, "arguments": one.parameters or {"type": "object"}},
+                "properties": {
+                    "name": {"const": one.name},
+                    "arguments": _placed(one.parameters or {"type": "object"}, f"#/anyOf/{number}/properties/arguments"),
+                },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for one in self.functions
+            for number, one in enumerate(self.functions)
         ]
         return Shape({"anyOf": calls}, f"{OPEN}\n", f"\n{CLOSE}")
 
@@ -152,6 +161,33 @@ def _beginning_of(mark: str, text: str) -> int:
 
 def _call_text(name: str, arguments: Any) -> str:
     return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
+
+
+def _placed(parameters: dict[str, Any], place: str) -> dict[str, Any]:
+    """A function's schema as part of another one: what refers to its own root does so by its place there. Raises
+    BadParameter."""
+    try:
+        moved: dict[str, Any] = _moved({name: value for name, value in parameters.items() if name != "$id"}, place)
+    except RecursionError as error:
+        raise BadParameter("tools", "the parameters of a function are nested too deeply") from error
+    return moved
+
+
+def _moved(schema: Any, place: str, names: bool = False) -> Any:
+    """`names`: the keys are names of the caller's own, not words of JSON Schema."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: dict[str, Any] = {}
+    for name, value in schema.items():
+        if not names and name == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            moved[name] = place + value[1:]
+        elif not names and name in VALUES:
+            moved[name] = value
+        else:
+            moved[name] = _moved(value, place, not names and name in NAMING)
+    return moved
 
 
 def response_text(content: str) -> str:

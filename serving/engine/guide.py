@@ -14,7 +14,7 @@ from llguidance.hf import from_tokenizer
 
 from precompute.reader import Reader
 from serving.engine.types import Shape
-from storage.errors import PrereadError, UserError
+from storage.errors import UserError
 
 # One way to write what the schema leaves open: a small model could fill its whole answer with blanks between two tokens.
 LAYOUT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -27,14 +27,14 @@ class Constraint:
         self._matcher = matcher
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [vocab] with -inf where a token would leave the grammar. Raises PrereadError."""
+        """logits [vocab] with -inf where a token would leave the grammar. Raises UserError."""
         allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
         self._refuse_errors()
         refused = torch.from_numpy(allowed[: len(logits)] == 0).to(logits.device)
         return logits.masked_fill(refused, -torch.inf)
 
     def took(self, token: int) -> None:
-        """`token` was said. Raises PrereadError."""
+        """`token` was said. Raises UserError."""
         self._matcher.consume_token(token)
         self._refuse_errors()
 
@@ -45,7 +45,8 @@ class Constraint:
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
-            raise PrereadError("the answer's schema is too much for the grammar's limits", code="schema_too_complex")
+            # What a schema costs shows only while it is followed.
+            raise UserError("This JSON schema is not served: it is too complex", code="invalid_json_schema")
 
 
 class Guide:

@@ -43,5 +43,6 @@ def note_plain(asked: Asked, assembly: Assembly) -> None:
         ChunkInText(p.chunk.chunk_id, p.chunk.file_id, p.chunk.path, p.start, p.end - p.start) for p in asked.passages
     ]
     assembly.plain = True
-    if assembly.tokens - assembly.tail_start < QUESTION:  # the question stands before its documents
+    # The question stands before its documents. A text to go on with has no turns, and none is taken for one.
+    if asked.plan.turns and assembly.tokens - assembly.tail_start < QUESTION:
         assembly.tail_start = asked.plan.turns[-1].start

@@ -67,6 +67,7 @@ class TorchGeneration:
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
         self.cancelled = threading.Event()
         self.context = tracing.here()
+        self.written: int | None = None  # tokens of the answer; None until the engine takes it up
         self.born = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
@@ -88,6 +89,12 @@ class TorchGeneration:
         """Compute no more of it."""
         self.cancelled.set()
         self.emit(error)
+
+    def so_far(self) -> Outcome | None:
+        """See `Generation.so_far`."""
+        if self.outcome is not None or self.written is None:
+            return self.outcome
+        return Outcome("", "cancelled", self.plan.tokens, self.written, self.plan.chunks, self.report)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (event := await self._events.get()) is not None:
@@ -295,6 +302,7 @@ class TorchEngine:
 
     def _answer(self, generation: TorchGeneration) -> Generator[None, None, None]:
         request, report, plan = generation.request, generation.report, generation.plan
+        generation.written = 0
         begun = generation.elapsed_ms()
         session = self._opening.session(generation)
         generation.blended = None  # its buffer is copied
@@ -314,7 +322,9 @@ class TorchEngine:
                 sample.note(logits, token)
             if writer.count == 0:
                 report.ms["first_token"] = generation.elapsed_ms()
-            if delta := writer.write(token):
+            delta = writer.write(token)
+            generation.written = writer.count
+            if delta:
                 generation.emit(delta)
             if writer.count == 1 and isinstance(session, BlendSession):
                 self._keep(generation, session, seen)  # after the first token, which has been waited for

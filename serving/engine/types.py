@@ -127,7 +127,7 @@ class Outcome:
     """Set when the stream has ended."""
 
     text: str
-    finish_reason: str  # stop | length
+    finish_reason: str  # stop | length; of what was cut off: cancelled
     prompt_tokens: int
     completion_tokens: int
     used_chunks: tuple[RetrievedChunk, ...]  # in prompt order: label [1] is the first
@@ -138,6 +138,10 @@ class Generation(Protocol):
     """A running answer. Iterate it to its end, then read `outcome`; `cancel()` ends the work within a second."""
 
     outcome: Outcome | None
+
+    def so_far(self) -> Outcome | None:
+        """The outcome, or what it would be if the answer were cut off now, without its text. None: the work has not begun."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +53,32 @@ class EchoGeneration:
         self._stop = asyncio.Event()
         self._why: PrereadError = Cancelled("stopped")
         self._loop = asyncio.get_running_loop()
+        self._said: list[str] | None = None
+
+    def so_far(self) -> Outcome | None:
+        if self._said is None:
+            return None
+        used = self.request.chunks
+        prompt = 10 + sum(len(chunk.token_ids) for chunk in used)
+        report = Report(method=self.request.method, chunks=len(used), tokens_reused=prompt - 10, tokens_computed=10)
+        report.ms = {"first_token": 1.0}
+        return self.outcome or Outcome("".join(self._said), "cancelled", prompt, len(self._said), used, report)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         engine, request = self.engine, self.request
         label = "[1] " if request.chunks and engine.answer is None else ""
         words = (label + engine.says(request)).split(" ")
         await self._wait(engine.first_pause)
-        said = []
+        said = self._said = []
         for number, word in enumerate(words):
             if engine.fail_at == number:
                 raise RuntimeError("secret text of a document")
             await self._wait(engine.pause)
             said.append(word if number == 0 else " " + word)
             yield Delta(said[-1])
-        used = request.chunks
-        prompt = 10 + sum(len(chunk.token_ids) for chunk in used)
-        report = Report(
-            method=request.method, chunks=len(used), tokens_reused=prompt - 10, tokens_computed=10
-        )
-        report.ms = {"first_token": 1.0}
-        self.outcome = Outcome("".join(said), "stop", prompt, len(words), used, report)
+        ended = self.so_far()
+        assert ended is not None
+        self.outcome = replace(ended, finish_reason="stop")
 
     async def _wait(self, seconds: float) -> None:
         try:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import openai
 import pytest
-from api_kit import Site
+from api_kit import EchoEngine, Site
 
-from serving.api.answer import NOTHING_FOUND
+from serving.api import chat, completions
+from serving.api.answer import NOTHING_FOUND, Answer, Choice
+from serving.api.metrics import Metrics
+from serving.api.tools import Function, Tools
+from serving.engine.types import Delta, Outcome, Report, TokenLogprob
 
 TEXT = "Invoices are due after thirty days.\n\nReminders cost five euros each."
 
@@ -119,6 +126,25 @@ def test_nothing_found_is_said_in_every_form(site: Site) -> None:
     assert "".join(c.choices[0].delta.refusal or "" for c in chunks) == NOTHING_FOUND
 
 
+JSON_ASKED: Any = {"text": {"format": {"type": "json_object"}}}
+CONTEXT_ASKED: Any = {"extra_body": {"preread": {"require_context": True}}}
+
+
+@pytest.mark.parametrize("extra", [JSON_ASKED, CONTEXT_ASKED])
+def test_a_response_refuses_in_a_part_of_its_own_whole_and_streamed(site: Site, extra: Any) -> None:
+    asked: Any = {"model": f"echo-1@{site.corpus_of('empty', {})}", "input": "x", **extra}
+    _, message = site.client().responses.create(**asked).output
+    assert [part.to_dict() for part in message.content] == [{"type": "refusal", "refusal": NOTHING_FOUND}]
+    with site.client().responses.stream(**asked) as stream:
+        events = list(stream)
+        assert stream.get_final_response().output[1].content == message.content
+    kinds = [event.type for event in events]
+    assert not any("output_text" in kind for kind in kinds)
+    assert "".join(event.delta for event in events if event.type == "response.refusal.delta") == NOTHING_FOUND
+    assert [event.refusal for event in events if event.type == "response.refusal.done"] == [NOTHING_FOUND]
+    assert [event.part.type for event in events if event.type.startswith("response.content_part")] == ["refusal"] * 2
+
+
 def test_filters_and_thresholds_of_the_tool_restrict_the_search(site: Site, corpus: str) -> None:
     client = site.client()
     [file] = client.vector_stores.files.list(corpus).data
@@ -196,6 +222,46 @@ def test_calls_of_tools_are_told_from_text(site: Site, corpus: str, stream: bool
     assert "add" not in site.engine.requests[-1].messages[0].content
 
 
+@dataclass
+class AtOnce:
+    """A generation whose pieces are all there before the first is shown."""
+
+    pieces: list[str]
+    outcome: Outcome | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for piece in self.pieces:
+            yield Delta(piece, (TokenLogprob(piece.encode(), -0.1),))
+        self.outcome = Outcome("".join(self.pieces), "stop", 5, len(self.pieces), (), Report())
+
+    def so_far(self) -> Outcome | None:
+        return self.outcome
+
+    def cancel(self) -> None:
+        return
+
+
+def at_once(*pieces: str, offered: Tools | None = None) -> Answer:
+    return Answer(
+        "m", "http://x/", Metrics(dict, EchoEngine()), [Choice(0, AtOnce([*pieces]), offered)],
+        lambda chunks: frozenset(), lambda outcome: None,
+    )  # fmt: skip
+
+
+def test_a_piece_has_its_own_place_however_far_the_choice_has_got() -> None:
+    async def shown(frames: AsyncIterator[str], field: str) -> list[Any]:
+        choices = [json.loads(frame.removeprefix("data: "))["choices"][0] async for frame in frames]
+        return [choice["delta"].get(field) if "delta" in choice else choice[field] for choice in choices]
+
+    calls = [f'<tool_call>{{"name": "f", "arguments": {{"a": {n}}}}}</tool_call>' for n in range(3)]
+    answer = at_once(*calls, offered=Tools((Function(name="f"),)))
+    listed = [made[0] for made in asyncio.run(shown(chat._frames(answer, False), "tool_calls")) if made]
+    assert [(made["index"], made["function"]["arguments"]) for made in listed] == [(n, f'{{"a": {n}}}') for n in range(3)]
+    body = completions.CompletionBody(model="m", prompt="x", logprobs=1)
+    told = asyncio.run(shown(completions._frames(at_once("ab", "c", "def"), body), "logprobs"))
+    assert [logprobs["text_offset"] for logprobs in told] == [[0], [2], [3], []]
+
+
 def test_a_required_call_is_held_to_its_parameters(site: Site) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools: Any = [{"type": "function", "function": {"name": n, "parameters": parameters}} for n in ("weather", "news")]
@@ -206,6 +272,14 @@ def test_a_required_call_is_held_to_its_parameters(site: Site) -> None:
         shape = site.engine.requests[-1].shape
         assert [one["properties"]["name"]["const"] for one in shape.schema["anyOf"]] == names
         assert shape.schema["anyOf"][0]["properties"]["arguments"] == parameters
+
+
+def test_arguments_of_an_earlier_call_that_are_nested_too_deeply_are_refused(site: Site) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 50_000}}
+    spoken: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        site.client().chat.completions.create(model="echo-1", messages=spoken)
+    assert refused.value.param == "messages.1.tool_calls.0.function.arguments"
 
 
 @pytest.mark.parametrize("stream", [False, True])

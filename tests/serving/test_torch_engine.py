@@ -89,6 +89,13 @@ def test_bad_requests_are_refused_at_once(site: EngineSite) -> None:
 # --- sampling, stop, text ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["full", "default"])
+def test_a_text_to_go_on_with_may_be_of_a_few_tokens(method: str, site: EngineSite) -> None:
+    outcome = site.answer(messages=(), chunks=(), prompt="Once", method=method)
+    assert outcome.prompt_tokens == len(site.reader.tokenizer.encode("Once")) < 16
+    assert outcome.report.tokens_computed == outcome.prompt_tokens
+
+
 def test_equal_seeds_give_equal_answers(site: EngineSite) -> None:
     requests = [site.request(temperature=1.0, seed=seed) for seed in (3, 3, 4)]
     one, again, other = site.answers(*requests)
@@ -209,6 +216,25 @@ def test_cancel_ends_decoding(site: EngineSite, slow_forward: list[float]) -> No
         assert len(slow_forward) == passes
 
     asyncio.run(cancel())
+
+
+def test_what_is_cut_off_has_cost_its_prompt_and_what_was_written(site: EngineSite, slow_forward: list[float]) -> None:
+    async def cut() -> None:
+        generation = site.engine.submit(site.request(max_tokens=400))
+        assert generation.so_far() is None, "nobody has begun with it"
+        said = 0
+        async for _ in generation:
+            said += 1
+            if said == 3:
+                break
+        generation.cancel()
+        cost = generation.so_far()
+        assert cost is not None
+        assert cost.prompt_tokens == generation.plan.tokens
+        assert 3 <= cost.completion_tokens < 100
+        assert cost.used_chunks == generation.plan.chunks
+
+    asyncio.run(cut())
 
 
 def test_cancel_ends_a_request_whose_kv_does_not_come(site: EngineSite) -> None:

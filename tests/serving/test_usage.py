@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from api_kit import SECRET, EchoEngine, Site, make_parts, running, running_site
 from fixtures_work import Work, make_work
@@ -78,6 +81,79 @@ def test_an_answer_is_counted_by_corpus_with_what_it_saved(priced: Site) -> None
     assert found["preread"]["gpu_seconds_saved"] == pytest.approx(saved)
     assert found["preread"]["money_saved"] == pytest.approx(saved / 3600 * 3.6)
     assert found["preread"]["currency"] == "EUR"
+
+
+def counted(site: Site) -> tuple[int, int]:
+    """Tokens read and written, as the tenant is told."""
+    site.parts.meter.flush()
+    found = results(usage(site))
+    return sum(each["input_tokens"] for each in found), sum(each["output_tokens"] for each in found)
+
+
+ROUTES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "w " * 200}]},
+    "/v1/completions": {"prompt": "w " * 200},
+    "/v1/responses": {"input": "w " * 200},
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_who_hangs_up_before_the_last_token_pays_for_what_was_made(site: Site, route: str, stream: bool) -> None:
+    site.engine.pause = 0.05
+    with site.http() as http:
+        made = http.post("/v1/api_keys", json={"name": "k", "tokens_per_minute": 12}).json()["key"]
+    while time.time() % 60 > 45:  # tokens are counted by the clock's minute
+        time.sleep(0.5)
+    body = {"model": "echo-1", **ROUTES[route], "stream": stream}
+    with site.http(made) as http:
+        if stream:
+            with http.stream("POST", route, json=body) as reply:
+                texts = (line for line in reply.iter_lines() if '"w' in line or '" w' in line)
+                for _ in range(4):
+                    next(texts)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(route, json=body, timeout=1.0)
+    end = time.monotonic() + 20
+    while counted(site) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.05)
+    read, written = counted(site)
+    assert read == 10
+    assert (4 if stream else 2) <= written < 200
+    with site.http(made) as http:
+        assert http.post("/v1/completions", json={"model": "echo-1", "prompt": "x"}).status_code == 429
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_breaks_off_is_counted_as_far_as_it_came(site: Site, stream: bool) -> None:
+    site.engine.fail_at = 3
+    with site.http() as http:
+        http.post("/v1/completions", json={"model": "echo-1", "prompt": "a b c d e", "stream": stream})
+    assert counted(site) == (10, 3)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_choices_of_a_prompt_share_its_tokens(site: Site, stream: bool) -> None:
+    with site.http() as http:
+        chat = {"model": "echo-1", "messages": [{"role": "user", "content": "a b"}], "n": 3, "stream": stream}
+        http.post("/v1/chat/completions", json=chat).raise_for_status()
+        assert counted(site) == (10, 6)
+        prompts = {"model": "echo-1", "prompt": ["a b", "c d"], "n": 2, "stream": stream}
+        http.post("/v1/completions", json=prompts).raise_for_status()
+    assert counted(site) == (10 + 20, 6 + 8)
+
+
+def test_the_event_loop_does_not_wait_for_the_broker_that_counts(site: Site) -> None:
+    told: list[tuple[int, bool]] = []
+
+    def spent(tokens: int) -> None:
+        told.append((tokens, asyncio._get_running_loop() is None))
+
+    site.parts.meter.spent = spent
+    ask(site)
+    ask(site, stream=True)
+    assert told == [(14, True)] * 2
 
 
 def test_flushing_twice_counts_once_and_two_processes_add_up(priced: Site) -> None:

@@ -14,6 +14,7 @@ from engine_kit import EngineSite
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.api.tools import Function, Tools
 from serving.engine.guide import Guide
 from serving.engine.sampling import Sampler
 from serving.engine.types import Delta, GenerateRequest, Outcome, Shape
@@ -123,6 +124,49 @@ def test_a_schema_that_is_not_understood_is_refused_before_anything_is_queued(si
             site.engine.prepare(site.request(shape=Shape(schema)))
         assert refused.value.code == "invalid_json_schema"
         assert "\n" not in str(refused.value)
+
+
+def test_a_schema_that_proves_too_complex_is_the_caller_s_mistake(site: EngineSite) -> None:
+    patterns = {f"p{n}": {"type": "string", "pattern": f"^[a-z]{{{n % 50 + 1}}}x$"} for n in range(1000)}
+    with pytest.raises(UserError, match="too complex") as refused:
+        deltas(site, shape=Shape({"type": "object", "properties": patterns}), max_tokens=8)
+    assert refused.value.code == "invalid_json_schema"
+
+
+def test_parameters_may_refer_to_their_own_definitions_and_to_themselves(site: EngineSite) -> None:
+    """Both functions call different things P, and one has a property and a value that look like references."""
+    city = {"type": "object", "properties": {"name": {"const": "Bonn"}}, "required": ["name"], "additionalProperties": False}
+    place = {"type": "object", "properties": {"P": {"$ref": "#/$defs/P"}}, "required": ["P"], "additionalProperties": False}
+    tree = {
+        "type": "object", "additionalProperties": False, "required": ["$ref", "const", "to"],
+        "properties": {
+            "$ref": {"const": "#"}, "const": {"$ref": "#/definitions/P"}, "to": {"enum": [{"$ref": "#"}]}, "on": {"$ref": "#"},
+        },
+    }  # fmt: skip
+    go = Function(name="go", parameters={**place, "$defs": {"P": city}})
+    grow = Function(name="grow", parameters={**tree, "$id": "https://example.com/tree", "definitions": {"P": {"const": 7}}})
+    for offered, arguments in (
+        ((go, grow), {"P": {"name": "Bonn"}}),
+        ((go, grow), {"$ref": "#", "const": 7, "to": {"$ref": "#"}, "on": {"$ref": "#", "const": 7, "to": {"$ref": "#"}}}),
+    ):
+        shape = Tools(offered, required=True).shape()
+        assert shape is not None
+        site.engine.prepare(site.request(shape=shape))
+        name = "go" if "P" in arguments else "grow"
+        wanted = f'<tool_call>\n{json.dumps({"name": name, "arguments": arguments})}\n</tool_call>'
+        follow(site, shape, wanted)
+        with pytest.raises(AssertionError):
+            follow(site, shape, wanted.replace("Bonn", "Cologne").replace("7", "8"))
+
+
+def follow(site: EngineSite, shape: Shape, text: str) -> None:
+    """Say this text under the shape: each token of it must be allowed."""
+    constraint = Guide(site.reader).constraint(shape)
+    for token in site.reader.tokenizer.encode(text):
+        assert not constraint.complete
+        assert constraint.mask(torch.zeros(int(site.reader.config.vocab_size)))[token] == 0, text
+        constraint.took(token)
+    assert constraint.complete
 
 
 def test_a_token_that_the_model_has_not_is_refused(site: EngineSite) -> None:
