@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -9,8 +10,11 @@ import numpy as np
 import openai
 import pytest
 from api_kit import SECRET, EchoEngine, Site, make_parts, running
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 
 from serving.api.app import build_app
+from serving.api.middleware import JSON_LIMIT, BodyLimit
 from serving.auth import ensure_admin_key, key_mac
 from storage.catalogue.schema import ApiKey
 from storage.errors import StorageUnavailable
@@ -70,12 +74,38 @@ def test_bodies_are_bounded_by_what_is_read(site: Site, claimed: bool) -> None:
             ("/v1/chat/completions", json_type, big),
             ("/v1/files", multipart, head + big),
             (f"/site/site-x/sync?expires=1&signature={0:064x}", multipart, head + big),
-            ("/v1/chat/completions", multipart, head + big),  # no place for files, whatever the body claims to be
-            ("/v1/vector_stores/files", multipart, head + big),
         ):
             content = body if claimed else iter([body[i : i + 65536] for i in range(0, len(body), 65536)])
             assert refusal(http.post(path, content=content, headers=headers)) == (413, "request_too_large")
         assert http.get("/v1/files").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "has_room"),
+    [
+        ("/v1/files", True),
+        ("/v1/uploads/upload_1/parts", True),
+        ("/v1/corpora/vs_1/documents", True),
+        ("/v1/chat/completions", False),
+        ("/v1/vector_stores/vs_1/files", False),
+        ("/v1/files/file-1", False),
+        ("/v1/filesystem", False),
+        ("/x/v1/files", False),
+        ("/site/site-x/sync", False),
+    ],
+)
+def test_only_where_files_are_sent_a_body_may_be_as_large_as_a_file(path: str, has_room: bool) -> None:
+    """Other bodies are read whole into memory, and before anybody asks for a scope."""
+    let_in = Starlette()
+    let_in.add_route(path, lambda _: PlainTextResponse("in"), methods=["POST"])
+    transport = httpx.ASGITransport(BodyLimit(let_in, max_upload_bytes=64 << 20))
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+
+    async def ask() -> int:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", verify=False) as client:
+            return (await client.post(path, content=bytes(JSON_LIMIT + 1), headers=headers)).status_code
+
+    assert asyncio.run(ask()) == (200 if has_room else 413)
 
 
 def test_a_stranger_s_body_is_not_read(site: Site) -> None:
