@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -261,18 +262,27 @@ def _aligned(rows: list[Row], least: int) -> Cells | None:
     edges = _corridors([word for line in lines for cell in line for word in (_extent(cell),)], rows[0][0].height)
     if len(edges) + 1 < least or len(lines) < 3:
         return None
-    table: Cells = []
+    broken = {id(run.words[-1]) for row in rows for run in row if run.hyphen}
+    found: list[list[list[tuple[Word, bool]]]] = []
     for line in lines:
-        cells = [""] * (len(edges) + 1)
+        cells: list[list[tuple[Word, bool]]] = [[] for _ in range(len(edges) + 1)]
         for cell in line:
-            place = bisect_right(edges, cell[0].x0)
-            cells[place] = f"{cells[place]} {' '.join(word.text for word in cell)}".strip()
-        filled = [place for place, text in enumerate(cells) if text]
-        if table and len(filled) == 1 and filled[0] > 0 and table[-1][filled[0]]:
-            table[-1][filled[0]] += f" {cells[filled[0]]}"
+            cells[bisect_right(edges, cell[0].x0)] += [*((word, False) for word in cell[:-1]), _broken(cell[-1], broken)]
+        filled = [place for place, words in enumerate(cells) if words]
+        if found and len(filled) == 1 and filled[0] > 0 and found[-1][filled[0]]:
+            found[-1][filled[0]] += cells[filled[0]]
         else:
-            table.append(cells)
+            found.append(cells)
+    table = [[_cell_text(words) for words in cells] for cells in found]
     return table if _is_table(table, [word for line in lines for cell in line for word in cell]) else None
+
+
+def _broken(word: Word, broken: set[int]) -> tuple[Word, bool]:
+    """The last word of a cell's line, and whether a hyphen, left out, breaks it. PDFium tells where the line ends with it; else
+    its rule is that a letter stands before."""
+    if word.text[-1] == "-" and word.text[-2:-1].isalpha():
+        return replace(word, text=word.text[:-1]), True
+    return word, id(word) in broken
 
 
 def _extent(cell: list[Word]) -> Word:

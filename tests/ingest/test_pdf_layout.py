@@ -301,6 +301,20 @@ def test_a_ruled_table_beside_words_and_above_a_table_without_lines_is_kept() ->
     assert "Start June" in flat(document)
 
 
+@pytest.mark.parametrize("by_row", [True, False], ids=["written by row", "written by column"])
+def test_a_word_broken_in_a_cell_is_whole_without_lines_too(by_row: bool) -> None:
+    pdf = page(sheet())
+    rows = [["Item", "Made of", "Price"], ["lamp", "glass and alu-", "7 EUR"], ["", "minium", ""]]
+    rows += [["oil", "plant-", "1 EUR"], ["", "(or whale) fat", ""], ["wick", "non-", "2 EUR"]]
+    cells = [(x, y, rows[y][column]) for y in range(len(rows)) for column, x in enumerate((50, 200, 350)) if rows[y][column]]
+    for x, y, text in cells if by_row else sorted(cells):
+        put(pdf, x, 100 + STEP * y, text)
+    assert table_lines(read(pdf)) == [
+        "Item | Made of | Price", "lamp | glass and aluminium | 7 EUR", "oil | plant- (or whale) fat | 1 EUR",
+        "wick | non- | 2 EUR",
+    ]  # fmt: skip
+
+
 # --- no tables, no columns ---
 
 
