@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.api.access import Admin, AnyPage, Parts
 from serving.auth import Forbidden, NewKey, Principal, create_key, list_keys, revoke_key
@@ -20,6 +20,8 @@ PerMinute = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class KeyBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     name: Annotated[str, Field(min_length=1, max_length=200)]
     scopes: Annotated[list[Literal["read", "write", "admin", "operator"]], Field(min_length=1)] = ["read", "write"]
     corpora: list[str] | None = None

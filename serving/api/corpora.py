@@ -99,6 +99,8 @@ class HttpSource(BaseModel):
 
 
 class SourceBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     source: Annotated[FolderSource | GitSource | S3Source | HttpSource, Field(discriminator="type")] | None
 
 

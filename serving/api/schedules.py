@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.api.access import AnyPage, Parts, Reader, Writer, deleted
 from serving.doors import schedules
@@ -16,12 +16,16 @@ Zone = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class ScheduleBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     corpus_id: str
     cron: Cron
     timezone: Zone = "UTC"
 
 
 class ScheduleChange(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     cron: Cron | None = None
     timezone: Zone | None = None
     enabled: bool | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.api.access import Admin, Parts, Reader
 from serving.api.errors import http_error
@@ -26,6 +26,8 @@ Signature = Annotated[str, Query(pattern="^[0-9a-f]{64}$")]
 
 
 class SiteBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     corpora: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
 

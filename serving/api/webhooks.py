@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.api.access import Admin, Parts, deleted
 from serving.doors import webhooks
@@ -16,6 +16,8 @@ Event = Literal["job.completed", "job.completed_with_errors", "job.failed", "job
 
 
 class WebhookBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     url: Annotated[str, Field(min_length=1, max_length=2000)]
     events: Annotated[list[Event], Field(min_length=1)] | None = None
     corpora: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None

@@ -316,3 +316,21 @@ def test_a_paragraph_on_two_pages_is_cited_where_it_stands(site: Site, monkeypat
         assert PAGES[cited["page_start"] - 1] == cited["quote"].strip()
         assert starts[cited["page_start"] - 1] <= cited["start"] <= cited["end"]
         assert cited["line_start"] == text.count("\n", 0, cited["start"]) + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/api_keys", {"name": "x", "days": -1}),
+        ("/v1/schedules", {"corpus_id": "vs_1", "cron": "0 6 * * *", "time_zone": "UTC"}),
+        ("/v1/webhooks", {"url": "https://example.com/", "event": "job.failed"}),
+        ("/v1/sites", {"name": "edge", "corpus": "vs_1"}),
+    ],
+)
+def test_a_field_that_is_not_known_is_refused_and_not_passed_over(site: Site, path: str, body: dict[str, Any]) -> None:
+    """A misspelt limit that is passed over leaves a key without one."""
+    with site.http() as http:
+        refused = http.post(path, json=body)
+    assert refused.status_code == 400, refused.text
+    unknown = (set(body) & {"days", "time_zone", "event", "corpus"}).pop()
+    assert unknown in refused.json()["error"]["message"] + str(refused.json()["error"]["param"])
