@@ -107,9 +107,10 @@ def test_progress_is_resumed_where_the_stream_broke_off(site: Site, browser: Bro
         window.asked.push(options.headers['last-event-id'] ?? null);
         if (!first) return reply;
         first = false;
-        const reader = reply.body.getReader(), one = await reader.read();
+        const reader = reply.body.getReader(), pieces = [];
+        do pieces.push((await reader.read()).value); while (!new TextDecoder().decode(pieces.at(-1)).includes('id: '));
         reader.cancel();
-        const broken = (c) => (c.enqueue(one.value), setTimeout(() => c.error(new TypeError('cut')), 50));
+        const broken = (c) => (pieces.forEach((piece) => c.enqueue(piece)), setTimeout(() => c.error(new TypeError('cut')), 50));
         return new Response(new ReadableStream({ start: broken }));
       };"""
     browser.run(cut)
