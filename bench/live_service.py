@@ -96,6 +96,8 @@ def started_service(folder: Path, model: str | None, names: Sequence[str] = ALL,
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
 
 def _wait_until_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

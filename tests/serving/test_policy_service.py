@@ -37,8 +37,9 @@ class Second(Raw):
 @pytest.fixture
 def two_codecs(monkeypatch: pytest.MonkeyPatch) -> None:
     codecs = {**CODECS, "second": Second()}
-    for module in ("storage.format", "storage.codecs.shelf", "storage.policy.parse", "precompute.queue"):
+    for module in ("storage.format", "storage.codecs.shelf", "precompute.queue"):
         monkeypatch.setattr(f"{module}.CODECS", codecs)
+    monkeypatch.setattr("storage.policy.parse.CODEC_NAMES", tuple(codecs))
 
 
 def codecs_on_disk(folder: Path) -> list[str]:
@@ -80,7 +81,7 @@ def test_rules_hold_from_ingest_to_the_answer_and_its_cost(shared: Shared, tmp_p
         assert result["preread"]["tokens_compiled"] > 0
         assert result["preread"]["gpu_seconds_saved"] > 0, "the speed is measured at ingest"
         [held] = service.call("GET", "/storage")["corpora"]
-        assert held["tiers"]["memory"] == {**held["tiers"]["object"], "pinned": 1}
+        assert held["tiers"]["memory"] == {**held["tiers"]["object"], "pinned": 1, "codecs": {}}
         assert held["tiers"]["object"]["pinned"] == 0
         assert held["not_stored"] == {"secret": 1}
 
