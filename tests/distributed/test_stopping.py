@@ -156,7 +156,7 @@ processes.run_beat(Settings(data_dir=Path("nowhere")))
 def test_a_beat_ends_at_once_in_the_middle_of_a_tick() -> None:
     beat = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True)
     assert beat.stdout is not None
-    assert beat.stdout.readline() == "ticking\n"
+    assert beat.stdout.readline().startswith("ticking")  # two threads may say so at once
     beat.terminate()
     assert beat.wait(20) == 0
     assert beat.stdout.read().endswith("closed\n")

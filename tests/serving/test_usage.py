@@ -293,10 +293,12 @@ def test_a_server_that_ends_properly_writes_down_what_it_counted(tmp_path: Path)
         parts.meter.note("default", [], Outcome("x", "stop", 10, 1, (), Report()))
 
     async def end() -> None:
-        async with _until_the_end(parts.meter, app):
+        async with _until_the_end(parts.meter, lambda: ended.append(True), app):
             assert work.count(UsageDay) == 0
 
+    ended: list[bool] = []
     asyncio.run(end())
+    assert ended == [True], "spans that wait are sent as well"
     assert work.count(UsageDay) == 1
     parts.catalogue.close()
 

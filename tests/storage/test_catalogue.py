@@ -13,19 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from storage.anchors import SHORTEST, anchors_of
 from storage.catalogue import sqlite
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
-from storage.catalogue.migrate import alembic_config
-from storage.catalogue.schema import Base, ChunkRow, Corpus, Document, Tenant
+from storage.catalogue.schema import Base, Corpus, Tenant
 from storage.errors import Overloaded, PrereadError, StorageUnavailable, UserError
-from storage.keys import token_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -141,33 +137,6 @@ def test_migrating_again_changes_nothing_and_is_quick(catalogue: Catalogue, url:
     migrate(url)
     assert time.monotonic() - started < 2
     assert names(catalogue) == ["kept"]
-
-
-def test_chunks_of_before_get_their_anchors(sqlite_url: str) -> None:
-    """Those that are long enough, as if they had been committed today."""
-    migrate(sqlite_url)
-    catalogue, ids = open_catalogue(sqlite_url), list(range(100, 100 + SHORTEST))
-    with catalogue.write() as session:
-        session.add(tenant("t"))
-        session.flush()
-        session.add(Corpus(id="c", tenant_id="t", name="c", sharing_group="t", attributes={}, created_at=0, last_active_at=0))
-        session.flush()
-        made = {"corpus_id": "c", "tenant_id": "t", "file_id": "f", "path": "p", "sha256": "0", "status": "completed"}
-        session.add(Document(id="d", attributes={}, created_at=0, **made))
-        session.flush()
-        for number, tokens in enumerate((ids, ids[1:])):
-            whole = {"text": "", "start": 0, "end": 0, "headings": [], "line_start": 1, "line_end": 1}
-            of = {"document_id": "d", "corpus_id": "c", "tenant_id": "t", "ordinal": number}
-            session.add(ChunkRow(token_ids=token_bytes(tokens), **of, **whole))
-    with catalogue.engine.begin() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0008")
-    migrate(sqlite_url)
-    with catalogue.read() as session:
-        found = session.execute(select(ChunkRow.head, ChunkRow.tail).order_by(ChunkRow.ordinal)).all()
-    catalogue.close()
-    assert [tuple(row) for row in found] == [anchors_of(ids), (None, None)]
 
 
 def _migrate(url: str, results: object) -> None:

@@ -13,9 +13,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from storage.anchors import SHORTEST, anchors_of
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.migrate import alembic_config
-from storage.catalogue.schema import Base
+from storage.catalogue.schema import Base, ChunkRow
+from storage.keys import token_bytes
 
 REVISIONS = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][::-1]
 OURS = {table.name for table in Base.metadata.sorted_tables}
@@ -60,7 +62,7 @@ def _value(column: Any, rows: dict[str, dict[str, Any]]) -> Any:
     if isinstance(kind, sa.Float):
         return 7.5
     if isinstance(kind, sa.LargeBinary):
-        return b"\x00kept\xff\x00"
+        return b"\x00kept\xff\x00\x01"  # whole token ids
     return f"{column.table.name}.{column.name}"[: kind.length or 99]
 
 
@@ -85,6 +87,21 @@ def test_a_catalogue_of_that_revision_becomes_todays_and_keeps_its_rows(url: str
     with catalogue.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), Base.metadata) == []
     catalogue.close()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_chunks_of_before_get_their_anchors_if_they_are_long_enough(url: str, missing: int) -> None:
+    catalogue, ids = open_catalogue(url), list(range(100, 100 + SHORTEST - missing))
+    at_revision(catalogue, "0008")
+    filled(catalogue)
+    with catalogue.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE chunk SET token_ids = :ids"), {"ids": token_bytes(ids)})
+    catalogue.close()
+    migrate(url)
+    with catalogue.read() as session:
+        [found] = session.execute(sa.select(ChunkRow.head, ChunkRow.tail)).all()
+    catalogue.close()
+    assert tuple(found) == ((None, None) if missing else anchors_of(ids))
 
 
 def test_revisions_are_walked_from_the_first() -> None:
