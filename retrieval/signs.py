@@ -1,7 +1,7 @@
 """Nearest vectors among many: candidates by the signs of their components, then exactly by cosine.
 
 A unit vector's signs, a bit for each component, tell nearness roughly (Charikar, STOC 2002) at a thirty-second of the
-bytes. `CANDIDATES` vectors are compared exactly, and all of a corpus that has no more than `EXACT`.
+bytes. Up to `CANDIDATES` vectors are compared exactly, so that a search in a small corpus is exact.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-EXACT = 1024
-CANDIDATES = 512
-LOOKED_AT_TWICE = 4096
+CANDIDATES = 1024
+LOOKED_AT_TWICE = 4 * CANDIDATES
 WORD = 64  # bits
 
 

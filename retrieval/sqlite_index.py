@@ -121,8 +121,7 @@ class SQLiteIndex:
         if not len(ids):
             return []
         ranked = ids[signs.nearest(codes, asked)]
-        wanted = signs.EXACT if len(ids) <= signs.EXACT else max(signs.CANDIDATES, ENOUGH * k)
-        candidates = _permitted(session, ranked, wanted, rules)
+        candidates = _permitted(session, ranked, max(signs.CANDIDATES, ENOUGH * k), rules)
         rows = run(
             session,
             f"SELECT chunk_id, embedding FROM index_vector_{self.generations.name} WHERE chunk_id {AMONG}",

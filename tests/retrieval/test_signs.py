@@ -33,7 +33,7 @@ def test_up_to_so_many_chunks_a_search_is_exact_and_beyond_them_nearly(library: 
     """Vectors in clusters, as those of texts are. On PostgreSQL a search is exact at any size."""
     rng = np.random.default_rng(0)
     centres = unit(rng, 400)
-    for count, least in ((signs.EXACT, 1.0), (4 * signs.EXACT, 0.95)):
+    for count, least in ((signs.CANDIDATES, 1.0), (4 * signs.CANDIDATES, 0.95)):
         vectors = centres[rng.integers(0, 400, count)] + 0.1 * rng.standard_normal((count, 64))
         vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
         name = f"vs_of_{count}"
