@@ -63,4 +63,4 @@ def test_the_replay_counts_every_token_once(tmp_path: Path, tiny_models: Models)
     assert rows[2]["moved"] > 100 > rows[2]["prefix_cache"]
     assert rows[3]["in_text"] < rows[1]["in_text"] - 100  # the edit is near the start of a chunk
     assert record["total"]["reused"] == sum(row["reused"] for row in rows)
-    assert json.loads(result.output.splitlines()[-1])["total"] == record["total"]
+    assert json.loads(result.stdout.splitlines()[-1])["total"] == record["total"]

@@ -24,7 +24,7 @@ LIMIT = "The speed limit for carts inside the harbour is {} knots on every day o
 
 
 class Shared:
-    """What is slow to load and the same in every test: readers by dtype, and the embedder."""
+    """What is slow to load and the same in every test: readers and embedders, by dtype."""
 
     def __init__(self, model: Path) -> None:
         self.model = model
@@ -39,9 +39,8 @@ class Shared:
     def wiring(self, folder: Path, ring: Callable[[str], None], **changes: Any) -> Wiring:
         settings = self.settings(folder, **changes)
         first = self._made.setdefault(settings.dtype, Wiring(settings))
-        embedder = next(iter(self._made.values())).embedder
         wiring = Wiring(settings, memory_bytes=64 << 20)
-        wiring.__dict__.update(_reader=first.reader, embedder=embedder, ring=ring)
+        wiring.__dict__.update(_reader=first.reader, embedder=first.embedder, ring=ring)
         return wiring
 
 
