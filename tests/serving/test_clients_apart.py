@@ -32,6 +32,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_llama_index_chats_streams_and_completes(service: Service, tmp_path: Path) -> None:
     program("python")
     service.corpus("harbour", {"rules.md": f"# Harbour rules\n\n{LIMIT.format(10)}\n"})

@@ -43,7 +43,7 @@ def preference(reader: Reader, method: str, draft: float, final: float) -> float
     return float(logits[first] - logits[second])
 
 
-@pytest.mark.parametrize("method", ["default", "reuse", "full"])
+@pytest.mark.parametrize("method", ["default", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reuse", "full"))])
 def test_the_belief_follows_the_weights(method: str, embedded_folder: Path) -> None:
     reader = Reader(embedded_folder, dtype="float32")
     believed = [preference(reader, method, draft, final) for draft, final in ((0.3, 2), (1, 1), (2, 0.3))]
