@@ -88,7 +88,7 @@ def test_an_upload_is_read_from_its_file_wherever_it_stands(rolled: bool) -> Non
 @pytest.mark.parametrize(("data", "code"), [
     (b"just text", "unsupported_file"), (zipped(FILES)[:60], "invalid_file"),
     (zipped({f"{n}": b"" for n in range(10_001)}), "archive_limit"),
-])  # fmt: skip
+], ids=["no archive", "cut off", "too many"])  # fmt: skip
 def test_a_refusal_keeps_its_code_and_names_the_archive(data: bytes, code: str) -> None:
     assert code_of(data) == code
 
