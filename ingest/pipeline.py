@@ -32,6 +32,7 @@ from ingest.purge import release, try_sweep
 from ingest.reindex import Reindexer
 from ingest.run import FileRun, Rest, end_file
 from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
+from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
@@ -142,12 +143,12 @@ class Pipeline:
     def _commit(self, lease: FileLease, new: Prepared, hold: Hold) -> None:
         hold.check()
         with span("ingest.commit", {"preread.chunks": len(new.chunks)}), self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
-            if row.action == "refresh" and document.file_id != new.file.id:
-                raise StorageUnavailable("the document holds another content by now")
+            row, document = self._locked(session, lease, new.file)
             corpus = session.get_one(Corpus, document.corpus_id)
             old_files = [document.file_id]
-            if inside := [member.id for member in members(session, document)]:  # it was an archive until now
+            names = session.get_one(Job, lease.job_id).request.get("names")
+            # It was an archive until now, if there are any.
+            if inside := [each.id for each in members(session, document) if is_open(each.access, names)]:
                 old_files += delete_documents(session, self.index, inside, keep=True)[1]
             commit(session, self.index, row, document, corpus, new)
             settle(session, lease.job_id)
@@ -163,7 +164,7 @@ class Pipeline:
         """End the file without any work if its document is up to date, whatever else happened since it was
         read."""
         with self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
+            row, document = self._locked(session, lease, file)
             if document.done_hash != done_hash:
                 return False
             old_file = document.file_id
@@ -236,7 +237,7 @@ class Pipeline:
     def _commit_archive(self, lease: FileLease, file: File, done_hash: str, found: Unpacked) -> None:
         """End an archive: it has no chunks itself, and its files are in the job from now on."""
         with self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
+            row, document = self._locked(session, lease, file)
             corpus = session.get_one(Corpus, document.corpus_id)
             now = time.time()
             versions.keep(session, self.index, document, corpus, now)
@@ -300,8 +301,9 @@ class Pipeline:
             settle(session, lease.job_id)
         self._clean_up(lease.tenant_id, files)
 
-    def _locked(self, session: Session, lease: FileLease) -> tuple[JobFile, Document]:
-        """The file and its document, locked for the commit. Raises Cancelled if it must not be."""
+    def _locked(self, session: Session, lease: FileLease, read: File | None = None) -> tuple[JobFile, Document]:
+        """The file and its document, locked for the commit. Raises Cancelled if it must not be, and StorageUnavailable if it is
+        to be tried again: a refresh has `read` a content that the document no longer holds."""
         row = owned(session, lease)
         job = lock_job(session, lease.job_id)
         if job is None or job.status == "cancelling":
@@ -309,6 +311,8 @@ class Pipeline:
         document = session.get(Document, row.document_id, with_for_update=True, populate_existing=True)
         if document is None:
             raise Cancelled("the document was deleted")
+        if read is not None and row.action == "refresh" and document.file_id != read.id:
+            raise StorageUnavailable("the document holds another content by now")
         return row, document
 
     def _clean_up(self, tenant_id: str, old_files: Sequence[str]) -> None:

@@ -62,7 +62,7 @@ def test_a_warm_second_process_finds_the_new_text_and_never_the_old(work: Work, 
     for _ in range(2):
         dense, lexical = other.found("limit 10")
         assert len([text for text in dense if "limit is 10" in text]) == len(lexical) == 10
-    new = ["The limit is 20 in every case.", "There is no other limit than 20."]
+    new = [f"The limit is 20 in {which} case of the list of all the cases that we know of" for which in ("each", "any")]
     work.ingest(corpus, {"rule.txt": "\n\n".join(new)})
     dense, lexical = other.found("limit 10")
     assert sorted(lexical) == sorted(new)
