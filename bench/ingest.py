@@ -21,9 +21,10 @@ from sqlalchemy import select
 
 from bench.harness import write_record
 from bench.overlap import Watch, encoder_seconds
+from ingest.attach import attach
 from ingest.files import store_file
 from ingest.job_view import view
-from ingest.jobs import JobItem, attach, create_job
+from ingest.jobs import JobItem, create_job
 from ingest.sources import FolderSource
 from ingest.worker import IngestWorker
 from precompute.reader import Reader

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import write_record
+from ingest.attach import attach
 from ingest.files import store_file
 from ingest.job_view import view
-from ingest.jobs import JobItem, attach, cancel, create_job
+from ingest.jobs import JobItem, cancel, create_job
 from serving.parts import Wiring
 from serving.settings import Settings
 from storage.catalogue.schema import Corpus, Job, Tenant

@@ -10,31 +10,33 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import IO, Any, BinaryIO, cast
 
 from ingest.office import ends_of, office_kind
 from storage.errors import FileError
 
-_HEAD = 512  # bytes that tell whether a file is packed
+_HEAD = 512  # bytes that tell whether a file is packed; a tar's first header
+_PACKED_HEAD = 1 << 20  # bytes of a packed file in which its first 512 are: bzip2 packs blocks of 900 kB
 _PIECE = 1 << 16
 _TAR_MAGIC = slice(257, 262)
-_ARCHIVE_MAGIC = (
-    b"PK\x03\x04",
-    b"PK\x05\x06",
-    b"\x1f\x8b",
-    b"BZh",
-    b"\xfd7zXZ\0",
-    b"7z\xbc\xaf\x27\x1c",
-    b"Rar!",
-)
 _TAR_HEADERS = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
 )  # fmt: skip
 _XZ_MEMORY = 256 << 20
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_INFLATE: Mapping[bytes, Callable[[], Any]] = MappingProxyType(
+    {
+        b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
+        b"BZh": bz2.BZ2Decompressor,
+        b"\xfd7zXZ\0": lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY),
+    }
+)
+_ARCHIVE_MAGIC = (*_ZIP, *_INFLATE, b"7z\xbc\xaf\x27\x1c", b"Rar!")
 LONGEST_NAME = 4096  # bytes, as of a path on Linux
 _SHOWN_NAME = 200  # characters of one that is longer
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
@@ -77,6 +79,21 @@ def is_archive(source: bytes | BinaryIO) -> bool:
     return packed and office_kind(ends_of(stream)) is None
 
 
+def opens(archive: bytes) -> bool:
+    """Whether an archive is one that `expand` opens: a zip, or a tar, packed or not. Its first MiB says so; one that is damaged
+    there may be."""
+    if archive.startswith(_ZIP) or archive[_TAR_MAGIC] == b"ustar":
+        return True
+    inflate = next((make() for magic, make in _INFLATE.items() if archive.startswith(magic)), None)
+    if inflate is None:
+        return False
+    try:
+        head = inflate.decompress(archive[:_PACKED_HEAD], _HEAD)
+    except _DAMAGED:
+        return True
+    return len(head) < _HEAD or head[_TAR_MAGIC] == b"ustar"
+
+
 def expand(source: bytes | BinaryIO, caps: Caps | None = None) -> Iterator[Extracted | Skipped]:
     """The files of an archive in its order, and what was skipped. Holds one file in memory at a time.
 
@@ -84,10 +101,12 @@ def expand(source: bytes | BinaryIO, caps: Caps | None = None) -> Iterator[Extra
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     budget = Budget(caps or Caps())
-    head = stream.read(_HEAD)
+    head = stream.read(_PACKED_HEAD)
     stream.seek(0)
+    if not opens(head):
+        raise FileError("This is neither a zip nor a tar archive.", code="unsupported_file")
     try:
-        if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        if head.startswith(_ZIP):
             yield from _zip(stream, budget)
         else:
             yield from _tar(_unpacked(stream, head, budget), budget)
@@ -163,7 +182,7 @@ def _zip(stream: BinaryIO, budget: Budget) -> Iterator[Extracted | Skipped]:
     with zipfile.ZipFile(stream) as archive:
         for info in archive.infolist():
             budget.entry()
-            if not info.is_dir():
+            if not info.filename.endswith("/"):  # zipfile's own question fails on an empty name
                 yield _zip_member(archive, info, budget)
 
 
@@ -238,10 +257,8 @@ def _unpacked(stream: BinaryIO, head: bytes, budget: Budget) -> BinaryIO:
         inner = bz2.BZ2File(stream)
     elif head.startswith(b"\xfd7zXZ\0"):
         inner = _Xz(stream)
-    elif head[_TAR_MAGIC] == b"ustar":
-        inner = stream
     else:
-        raise FileError("This is neither a zip nor a tar archive.", code="unsupported_file")
+        inner = stream
     return cast(BinaryIO, _Counted(inner, budget))
 
 

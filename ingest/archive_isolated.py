@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 
 from ingest import pipes
 from ingest.archive import LONGEST_NAME, Budget, Caps, Extracted, Skipped
+from ingest.encoding import is_storable, storable
 from storage.errors import FileError
 
 WALL_S = 300.0  # of waiting for the child, over the whole archive: a full one of 1 GiB takes about one
@@ -73,7 +74,12 @@ def _members(child: pipes.Child, name: str, until: pipes.Until, budget: Budget) 
             ) from error
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise _crash(name) from error
-        yield part or Skipped(path, str(message["reason"]))
+        yield _named(part or Skipped(path, str(message["reason"])))
+
+
+def _named(part: Extracted | Skipped) -> Extracted | Skipped:
+    """A member whose name is text in no encoding, or holds a NUL, can be neither stored nor asked for."""
+    return part if is_storable(part.path) else Skipped(storable(part.path), "its name is not text")
 
 
 def _crash(name: str) -> FileError:

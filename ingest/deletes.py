@@ -11,10 +11,11 @@ from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from ingest import versions
+from ingest.attach import SEPARATOR
 from ingest.commit import drop_chunks
 from ingest.expand import members
 from ingest.files import SOURCE_PURPOSE, delete_file
-from ingest.jobs import ACTIVE, SEPARATOR, cancel, cancel_waiting, create_job, lock_job, settle
+from ingest.jobs import ACTIVE, WITH_CONTENT, cancel, cancel_waiting, create_job, lock_job, settle
 from ingest.purge import release, sweep
 from ingest.types import KVDelete, SearchIndex
 from storage.catalogue.engine import Catalogue
@@ -162,7 +163,7 @@ def delete_documents(
     receipt = dict.fromkeys(KINDS, 0)
     named, ids = ids, _with_members(session, ids)
     of_these = JobFile.document_id.in_(ids)
-    waiting = select(JobFile.id).where(of_these, JobFile.status == "pending", JobFile.action == "upsert")
+    waiting = select(JobFile.id).where(of_these, JobFile.status == "pending", JobFile.action.in_(WITH_CONTENT))
     jobs = sorted(set(session.scalars(waiting.with_only_columns(JobFile.job_id))))
     for job_id in jobs:
         lock_job(session, job_id)
@@ -201,7 +202,7 @@ def _with_members(session: Session, ids: Sequence[str]) -> list[str]:
     """The documents and, of archives among them, the files in them."""
     found = dict.fromkeys(ids)
     for document in session.scalars(select(Document).where(Document.id.in_(ids))).all():
-        found.update(dict.fromkeys(m.id for m in members(session, document.corpus_id, document.path)))
+        found.update(dict.fromkeys(m.id for m in members(session, document)))
     return list(found)
 
 

@@ -26,6 +26,7 @@ _CANDIDATES = [
 ]  # fmt: skip
 _SAMPLE = 4096  # characters looked at when judging a guess
 _DETECT = 256 * 1024  # bytes shown to the detector
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
@@ -59,15 +60,36 @@ def _decode(data: bytes, declared: str | None) -> str:
     return text
 
 
+def is_storable(text: str) -> bool:
+    """Whether databases take it: it holds no NUL and no half of a surrogate pair."""
+    try:
+        return "\0" not in text and (text.isascii() or bool(text.encode()))
+    except UnicodeEncodeError:
+        return False
+
+
+def storable(text: str) -> str:
+    """The text with one sign for each character that no database takes, so that places in it stay what they are."""
+    return text if is_storable(text) else _UNSTORABLE.sub("\ufffd", text)
+
+
 def unmarked_wide(data: bytes) -> str | None:
     """UTF-16 or UTF-32 without a byte order mark, given away by the NULs of its ASCII characters."""
     head = data[:_SAMPLE]
-    if b"\0" not in head:
+    if b"\0" not in head or _has_stray_nuls(head):
         return None
     found = [(sample, encoding) for encoding in _UNMARKED_WIDE if (sample := _sample(data, encoding))]
     # Read the wrong way round, ASCII turns into rare but real characters: more of it is right.
     best = max(found, key=lambda pair: sum(map(str.isascii, pair[0])) / len(pair[0]), default=None)
     return best[1] if best is not None else None
+
+
+def _has_stray_nuls(head: bytes) -> bool:
+    """Whether it is sound 8-bit text but for a few NULs. Of wide ASCII half is NUL or more, and wide letters of other scripts
+    leave control characters or broken UTF-8."""
+    rest = head.replace(b"\0", b"")
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(rest)
+    return 4 * (len(head) - len(rest)) < len(head) and "\ufffd" not in text and _CONTROL.search(text) is None
 
 
 def _sample(data: bytes, encoding: str) -> str:

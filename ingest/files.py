@@ -9,17 +9,18 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, cast, overload
 
 import structlog
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from ingest.jobs import new_id
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Document, DocumentVersion, File, JobFile
-from storage.errors import NotFound, ObjectMissing, StorageUnavailable
+from storage.errors import NotFound, ObjectMissing, Overloaded, StorageUnavailable
 from storage.quota import check_room
 from storage.types import ObjectStore
 
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 PIECE = 1 << 20
 IN_MEMORY = 8 << 20  # of a file that is read; what is larger lies in a temporary file
 SOURCE_PURPOSE = "source"  # of files that a sync or an archive brought: they go when no document needs them
+PART = "part:"  # begins the purpose of what is no whole upload yet, and in no list: the upload's id follows
 
 
 def raw_name(tenant_id: str, sha256: str) -> str:
@@ -135,17 +137,35 @@ def open_file(objects: ObjectStore, file: File) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, spooled)
 
 
-def drop_source_files(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, file_ids: Sequence[str]) -> None:
-    """Forget those of these files that a sync or an archive had brought, if nothing needs them any more."""
+def hold(session: Session, file_ids: Iterable[str]) -> None:
+    """Keep stored files until the transaction ends. Between their storing and this nothing needed them, so whoever let go of
+    an older use of the same file may have deleted it: raises StorageUnavailable, and they are to be stored again."""
+    ordered = sorted(set(file_ids))
+    held = 0
+    for some in (ordered[start : start + 500] for start in range(0, len(ordered), 500)):
+        query = select(File.id).where(File.id.in_(some)).order_by(File.id).with_for_update()
+        held += len(session.scalars(query).all())
+    if held < len(ordered):
+        raise StorageUnavailable("a stored file was deleted meanwhile")
+
+
+def drop_source_files(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, file_ids: Iterable[str]) -> int:
+    """Forget those of these files that a sync, an archive or an unfinished upload had brought, if nothing needs them any more;
+    how many. A store that does not answer is not asked ten thousand times: what is left is found by `garbage.drop_leftovers`."""
+    gone = 0
     for file_id in file_ids:
         with catalogue.read() as session:
             file = session.get(File, file_id)
-        if file is None or file.purpose != SOURCE_PURPOSE:
+        if file is None or not (file.purpose == SOURCE_PURPOSE or file.purpose.startswith(PART)):
             continue
         try:
-            delete_file(catalogue, objects, tenant_id, file_id)
-        except (NotFound, StorageUnavailable):
-            log.info("source_file_kept", file=file_id)
+            gone += delete_file(catalogue, objects, tenant_id, file_id)
+        except NotFound:
+            continue
+        except (StorageUnavailable, Overloaded):
+            log.info("source_files_kept", first=file_id)
+            break
+    return gone
 
 
 def delete_file(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, file_id: str) -> bool:

@@ -1,4 +1,5 @@
-"""Orphans: objects that no row of the catalogue knows, left by a crash, a restored backup or a deleted tenant.
+"""Orphans: objects that no row of the catalogue knows, left by a crash, a restored backup or a deleted tenant; and files
+that nothing needs, left by who died between storing them and saying what for.
 
 Whether an object is in use is asked of the catalogue every time; nothing counts references. An object may be older than its
 row by the time it takes to write the row, so only what has lain for a grace time is taken.
@@ -12,19 +13,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import literal, or_, select
 from sqlalchemy.orm import Session
 
-from ingest.files import owner_part
+from ingest.files import PART, SOURCE_PURPOSE, drop_source_files, owner_part
+from ingest.jobs import OPEN_FILE
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.insert import insert_into
-from storage.catalogue.schema import File, KVObject, Tenant
+from storage.catalogue.schema import Document, DocumentVersion, File, JobFile, KVObject, Tenant, Upload
 from storage.errors import StorageUnavailable
 from storage.types import ObjectInfo, ObjectStore
 
 GRACE_SECONDS = 24 * 3600.0
 MOST = 1000  # orphans taken from one part at a time
 EVERY_SECONDS = 30.0  # one part of the store per process
+LEFT_SECONDS = 3600.0  # after which a file that nothing needs was left behind by who stored it
+LEFT_EVERY = 16  # parts
 # The store by parts that can be listed by themselves: a two hundred and fifty-sixth of the KV, a sixteenth of the files.
 PARTS = (*(f"kv/{number:02x}/" for number in range(256)), *(f"raw/{number:x}" for number in range(16)))
 
@@ -115,6 +119,24 @@ def _unused(session: Session, tenant_id: str | None, infos: Sequence[ObjectInfo]
     return [info for info in infos if info.name.rpartition("/")[2] not in used]
 
 
+def drop_leftovers(catalogue: Catalogue, objects: ObjectStore, *, grace_s: float = LEFT_SECONDS, most: int = MOST) -> int:
+    """Forget files that a sync, an archive or an upload has stored and nothing came to need: whoever stored them was killed
+    before it could say so. Whoever is still at it finds them gone and stores them again (`files.hold`). How many."""
+    needed = (Document.file_id, DocumentVersion.file_id)
+    waiting = select(JobFile.file_id).where(JobFile.status.in_(OPEN_FILE), JobFile.file_id.is_not(None))
+    parts = select(literal(PART) + Upload.id).where(Upload.status == "pending")  # those have an end of their own
+    left = (
+        select(File.id, File.tenant_id)
+        .where(or_(File.purpose == SOURCE_PURPOSE, File.purpose.startswith(PART)), File.created_at < time.time() - grace_s)
+        .where(*(~select(column).where(column == File.id).exists() for column in needed))
+        .where(File.id.not_in(waiting), File.purpose.not_in(parts))
+        .limit(most)
+    )
+    with catalogue.read() as session:
+        found = session.execute(left).all()
+    return sum(drop_source_files(catalogue, objects, tenant_id, [file_id]) for file_id, tenant_id in found)
+
+
 def _batches(infos: Iterable[ObjectInfo], size: int = 500) -> Iterable[list[ObjectInfo]]:
     batch: list[ObjectInfo] = []
     for info in infos:
@@ -147,6 +169,8 @@ class Collector:
             objects = self._open_objects()
             if self._part == 0:
                 objects.sweep(GRACE_SECONDS)
+            if self._part % LEFT_EVERY == 0:
+                drop_leftovers(self._catalogue, objects)
             return collect(self._catalogue, objects, PARTS[self._part])
         except StorageUnavailable:
             return Collected()

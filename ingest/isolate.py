@@ -60,14 +60,6 @@ class ParserPool:
         self.close()
 
 
-def parse_isolated(
-    data: bytes, name: str, *, wall_s: float = 60, memory_bytes: int = 2 << 30
-) -> ParsedDocument:
-    """Read one file in a child of its own; for more than a few, keep a `ParserPool`. Raises FileError."""
-    with ParserPool(1, wall_s=wall_s, memory_bytes=memory_bytes) as pool:
-        return pool.parse(data, name)
-
-
 class _Child:
     """One child process, started when it is first needed and again after it has gone."""
 

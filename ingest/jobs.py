@@ -10,23 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from sqlalchemy import Select, case, exists, func, select, update
+from sqlalchemy import Select, case, exists, select, update
 from sqlalchemy.orm import Session
 
 from ingest.job_end import end_job, owes_kv
 from ingest.job_view import failed_files
-from storage.access import is_open, ruled
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, KVObject
-from storage.errors import PathClosed, UserError
+from storage.errors import UserError
 from storage.tracing import outgoing
 
 log = structlog.get_logger()
 ACTIVE = ("queued", "in_progress", "cancelling")
 OPEN_FILE = ("pending", "leased")
 STAGES = ("fetch", "extract", "chunk", "embed", "kv", "commit")
+WITH_CONTENT = ("upsert", "refresh")  # actions that end in a document's next generation
 MAX_ATTEMPTS = 3
 ORIGIN = ("request_id", "traceparent")  # in a job's request: which one made it
-SEPARATOR = "!/"  # between the path of an archive and that of a file in it
 
 
 @dataclass(frozen=True)
@@ -37,85 +36,12 @@ class JobItem:
     path: str
     document_id: str | None
     file_id: str | None = None
-    action: str = "upsert"  # upsert | delete | rename
+    action: str = "upsert"  # upsert | refresh (what the document holds by then) | delete | rename | reindex
     sha256: str | None = None
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
-
-
-def attach(
-    session: Session,
-    corpus: Corpus,
-    path: str,
-    file_id: str,
-    sha256: str,
-    *,
-    attributes: dict[str, Any] | None = None,
-    access: list[Any] | None = None,
-    names: Collection[str] | None = None,
-) -> Document:
-    """The document at `path` of the corpus, made if there is none. Rights and attributes apply at once,
-    its new content
-    when a job has stored it; until then the old content answers, under its own file id.
-
-    `names`: what access lists know the asker by; None: the service itself. Raises PathClosed where there is a document that
-    the asker may not see: they would replace it, or open its old content."""
-    document = session.scalars(
-        select(Document).where(Document.corpus_id == corpus.id, Document.path == path).with_for_update()
-    ).first()
-    if document is None:
-        document = Document(
-            id=new_id("doc"),
-            corpus_id=corpus.id,
-            tenant_id=corpus.tenant_id,
-            file_id=file_id,
-            path=path,
-            sha256=sha256,
-            generation=0,
-            status="in_progress",
-            attributes={},
-            created_at=time.time(),
-        )
-        session.add(document)
-    elif not is_open(document.access, names):
-        raise PathClosed(path)
-    if attributes is not None:
-        document.attributes = attributes
-    listed = ruled(corpus.settings, path, document.access if access is None else access)
-    if listed != document.access:
-        document.access = listed
-        _pass_on(session, corpus, document, names)
-    document.status, document.error_code, document.error_message = "in_progress", None, None
-    corpus.last_active_at = time.time()
-    session.flush()
-    return document
-
-
-def apply_access_rules(session: Session, corpus: Corpus) -> int:
-    """Give the documents that are there the lists that the corpus's rules say. Those that no rule fits keep theirs: a rule
-    that is taken away opens nothing. A rule of an archive is that of the files in it, unless one fits these. Returns how many
-    have changed."""
-    documents = session.scalars(select(Document).where(Document.corpus_id == corpus.id)).all()
-    paths, changed = {document.path for document in documents}, 0
-    for document in documents:
-        listed, archive = document.access, document.path.partition(SEPARATOR)[0]
-        if archive != document.path and archive in paths:
-            listed = ruled(corpus.settings, archive, listed)
-        listed = ruled(corpus.settings, document.path, listed)
-        changed += listed != document.access
-        document.access = listed
-    return changed
-
-
-def _pass_on(session: Session, corpus: Corpus, archive: Document, names: Collection[str] | None) -> None:
-    """The rights of an archive are those of the files in it, but for those that its asker may not see."""
-    prefix = archive.path + SEPARATOR
-    inside = func.substr(Document.path, 1, len(prefix)) == prefix
-    for member in session.scalars(select(Document).where(Document.corpus_id == archive.corpus_id, inside)):
-        if is_open(member.access, names):
-            member.access = ruled(corpus.settings, member.path, archive.access)
 
 
 def asked_by(names: Collection[str]) -> dict[str, Any]:
@@ -158,6 +84,13 @@ def create_job(
     add_items(session, job, items)
     log.info("job_created", job=job.id, type=type)  # by the request whose id this line has
     return job
+
+
+def queue_refresh(session: Session, corpus: Corpus, documents: Iterable[Document]) -> Job:
+    """A job that makes these documents of the corpus anew, of what they hold when it comes to them: a content that is on its
+    way now is not undone. Those that are as we make them now cost nothing."""
+    items = [JobItem(document.path, document.id, action="refresh") for document in documents]
+    return create_job(session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="reindex", items=items)
 
 
 def _origin() -> dict[str, str]:
@@ -221,7 +154,7 @@ def cancel_waiting(session: Session, waiting: Select[int], message: str) -> int:
     ended = {"status": "cancelled", "error_code": "cancelled", "error_message": message, "lease_expires": None}
     for some in batches(ids):
         session.execute(_update(JobFile).where(JobFile.id.in_(some)).values(lease_owner=None, **ended))
-        upserts = select(JobFile.document_id).where(JobFile.id.in_(some), JobFile.action == "upsert")
+        upserts = select(JobFile.document_id).where(JobFile.id.in_(some), JobFile.action.in_(WITH_CONTENT))
         kept = case((Document.generation > 0, "completed"), else_="cancelled")
         session.execute(_update(Document).where(Document.id.in_(upserts)).values(status=kept))
     session.expire_all()
@@ -241,7 +174,7 @@ def mark_cancelled(session: Session, row: JobFile, message: str = "the job was c
     row.status, row.error_code, row.error_message = "cancelled", "cancelled", message
     row.lease_owner = row.lease_expires = None
     document = session.get(Document, row.document_id) if row.document_id else None
-    if document is not None and row.action == "upsert":
+    if document is not None and row.action in WITH_CONTENT:
         document.status = "completed" if document.generation else "cancelled"
 
 
@@ -312,9 +245,3 @@ def settle(session: Session, job_id: str) -> bool:
         return False
     end_job(session, job, cancelled=cancelling)
     return True
-
-
-def settle_all(session: Session) -> int:
-    """Settle every job that has not ended; how many ended now."""
-    ids = session.scalars(select(Job.id).where(Job.status.in_(ACTIVE))).all()
-    return sum(settle(session, job_id) for job_id in ids)

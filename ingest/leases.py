@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from ingest.jobs import ACTIVE, OPEN_FILE, ORIGIN, lock_job, mark_cancelled, settle
+from ingest.jobs import ACTIVE, OPEN_FILE, ORIGIN, WITH_CONTENT, lock_job, mark_cancelled
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat, lease_token, rotate
 from storage.catalogue.schema import Document, Job, JobFile
@@ -64,7 +64,7 @@ def _claimable(now: float) -> ColumnElement[bool]:
 
 def _has_what_it_needs(file: Any) -> ColumnElement[bool]:
     """Its content has come, or it is about chunks that are there."""
-    return or_(file.file_id.is_not(None), file.action == "reindex")
+    return or_(file.file_id.is_not(None), file.action.in_(("refresh", "reindex")))
 
 
 def _has_claimable(now: float) -> ColumnElement[bool]:
@@ -77,24 +77,21 @@ def claim_file(
     owner: str,
     seconds: float,
     *,
-    job_id: str | None = None,
     last_tenant: str | None = None,
     ahead: bool = False,
 ) -> FileLease | None:
     """Lease the next file: of the tenant whose turn it is, of its oldest job. None if nothing is due, or if the next one has
     failed before and is claimed `ahead`, beside another file: it is to be alone."""
     now = time.time()
-    jobs: list[ColumnElement[bool]] = [Job.status.in_(("queued", "in_progress"))]
-    if job_id is not None:
-        jobs.append(Job.id == job_id)
+    running = Job.status.in_(("queued", "in_progress"))
     with catalogue.write() as session:
-        waiting = select(Job.tenant_id).where(*jobs, _has_claimable(now)).distinct()
+        waiting = select(Job.tenant_id).where(running, _has_claimable(now)).distinct()
         tenant = rotate(session.scalars(waiting).all(), last_tenant)
-        row = _first_file(session, [*jobs, Job.tenant_id == tenant], now)
+        row = _first_file(session, [running, Job.tenant_id == tenant], now)
         if row is None or tenant is None or (ahead and row.attempt > 0):
             return None
         row.status, row.lease_owner, row.lease_expires = "leased", lease_token(owner), now + seconds
-        job = _started(session, row.job_id, now, row.attempt + 1)
+        job = start_job(session, row.job_id, now, row.attempt + 1)
         origin = [job.request.get(name) if job else None for name in ORIGIN]
         return FileLease(row.id, row.job_id, tenant, row.lease_owner, row.attempt, *origin)
 
@@ -110,7 +107,8 @@ def _first_file(session: Session, jobs: list[ColumnElement[bool]], now: float) -
     return None
 
 
-def _started(session: Session, job_id: str, now: float, attempt: int) -> Job | None:
+def start_job(session: Session, job_id: str, now: float, attempt: int) -> Job | None:
+    """Note in a job that work on it has begun."""
     job = lock_job(session, job_id)
     if job is None or job.status not in ACTIVE:
         return job
@@ -123,12 +121,9 @@ def _started(session: Session, job_id: str, now: float, attempt: int) -> Job | N
 
 
 def has_work(session: Session) -> bool:
-    """Whether a file could be claimed, or a job waits to be planned."""
-    now = time.time()
+    """Whether a file could be claimed."""
     active = Job.status.in_(("queued", "in_progress"))
-    if session.scalars(select(Job.id).where(active, _has_claimable(now)).limit(1)).first() is not None:
-        return True
-    return session.scalars(select(Job.id).where(*_unplanned(now)).limit(1)).first() is not None
+    return session.scalars(select(Job.id).where(active, _has_claimable(time.time())).limit(1)).first() is not None
 
 
 def owned(session: Session, lease: FileLease) -> JobFile:
@@ -198,63 +193,7 @@ class Hold:
         return bool(held.rowcount)
 
 
-# --- planning: a sync job is leased as a whole while its files are found out
-# --------------------------------------
-
-
-def _unplanned(now: float) -> list[ColumnElement[bool]]:
-    return [
-        Job.type == "sync",
-        Job.stage == "fetch",
-        Job.status.in_(("queued", "in_progress")),
-        Job.lease_owner.is_(None),
-        or_(Job.lease_expires.is_(None), Job.lease_expires <= now),
-    ]
-
-
-def claim_plan(catalogue: Catalogue, owner: str, seconds: float, job_id: str | None = None) -> Job | None:
-    """Lease a sync job whose files are not known yet."""
-    now = time.time()
-    query = (
-        select(Job)
-        .where(*_unplanned(now))
-        .order_by(Job.created_at)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    if job_id is not None:
-        query = query.where(Job.id == job_id)
-    with catalogue.write() as session:
-        job = session.scalars(query).first()
-        if job is None:
-            return None
-        job.lease_owner, job.lease_expires = lease_token(owner), now + seconds
-        _started(session, job.id, now, job.attempt + 1)
-        return job
-
-
-def renew_plan(catalogue: Catalogue, job: Job, seconds: float) -> None:
-    now = time.time()
-    with catalogue.write() as session:
-        session.execute(
-            update(Job)
-            .where(Job.id == job.id, Job.lease_owner == job.lease_owner)
-            .values(lease_expires=now + seconds, last_heartbeat_at=now)
-        )
-
-
-def owned_plan(session: Session, job: Job) -> Job:
-    """The leased job's row, locked. Raises LeaseLost or Cancelled."""
-    row = lock_job(session, job.id)
-    if row is None or row.lease_owner != job.lease_owner:
-        raise LeaseLost("the lease on this job has expired")
-    if row.status == "cancelling":
-        raise Cancelled("the job was cancelled")
-    return row
-
-
-# --- ends
-# ---------------------------------------------------------------------------------------------------------
+# --- ends ---
 
 
 def finish(session: Session, row: JobFile, status: str) -> None:
@@ -268,7 +207,7 @@ def fail(session: Session, row: JobFile, code: str, message: str) -> None:
     row.status, row.error_code, row.error_message = "failed", code, message or code
     row.lease_owner = row.lease_expires = None
     document = session.get(Document, row.document_id) if row.document_id else None
-    if document is not None and row.action == "upsert":
+    if document is not None and row.action in WITH_CONTENT:
         document.status, document.error_code, document.error_message = "failed", code, message or code
 
 
@@ -290,9 +229,8 @@ def hand_over(session: Session, row: JobFile) -> None:
     row.lease_owner = row.lease_expires = None
 
 
-def reap(session: Session) -> set[str]:
-    """Return what dead workers held, or fail it after too many of them. The ids of the jobs concerned."""
-    now = time.time()
+def reap_files(session: Session, now: float) -> set[str]:
+    """Return the files that dead workers held, or fail them after too many. The ids of the jobs concerned, to be settled."""
     expired = JobFile.status == "leased", JobFile.lease_expires < now
     jobs = set(session.scalars(select(JobFile.job_id).where(*expired).distinct()))
     for job_id in sorted(jobs):
@@ -304,37 +242,4 @@ def reap(session: Session) -> set[str]:
             else:
                 lost = f"{row.attempt + 1} workers died on this file"
                 give_back(session, row, job.max_attempts, "worker_lost", lost)
-    jobs |= _reap_plans(session, now)
-    for job_id in sorted(jobs):
-        settle(session, job_id)
     return jobs
-
-
-def _reap_plans(session: Session, now: float) -> set[str]:
-    expired = session.scalars(
-        select(Job)
-        .where(Job.status.in_(ACTIVE), Job.lease_owner.is_not(None), Job.lease_expires < now)
-        .with_for_update(skip_locked=True)
-    ).all()
-    for job in expired:
-        give_back_plan(job, "worker_lost", f"{job.attempt} workers died on this job")
-    return {job.id for job in expired}
-
-
-def give_back_plan(job: Job, code: str, message: str, delay: float = 0.0) -> None:
-    """Let another run plan the job; after `max_attempts` of them the job fails."""
-    job.lease_owner = None
-    job.lease_expires = time.time() + delay if delay else None
-    if job.attempt >= job.max_attempts:
-        fail_plan(job, code, message)
-
-
-def hand_over_plan(job: Job) -> None:
-    """Let another worker plan the job at once; the attempt does not count."""
-    job.lease_owner = job.lease_expires = None
-    job.attempt = max(0, job.attempt - 1)
-
-
-def fail_plan(job: Job, code: str, message: str, retryable: bool = True) -> None:
-    job.lease_owner = job.lease_expires = None
-    job.result = {**job.result, "error": {"code": code, "message": message, "retryable": retryable}}

@@ -32,10 +32,11 @@ from ingest.purge import release, try_sweep
 from ingest.reindex import Reindexer
 from ingest.run import FileRun, Rest, end_file
 from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
+from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
-from storage.errors import Cancelled, FileError, ObjectMissing, UserError
+from storage.errors import Cancelled, FileError, ObjectMissing, StorageUnavailable, UserError
 from storage.policy.types import Decision
 from storage.tracing import span
 from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text, indexed_text
@@ -52,6 +53,11 @@ class Work:
     document: Document
     corpus: Corpus
     file: File | None
+
+    @property
+    def path(self) -> str:
+        """What the document is called."""
+        return self.document.path if self.row.action == "refresh" else self.row.path
 
 
 @dataclass(frozen=True)
@@ -110,18 +116,19 @@ class Pipeline:
                 return None
             if row is None or document is None or corpus is None:
                 raise Cancelled("the document was deleted")
-            return Work(row, document, corpus, session.get(File, row.file_id) if row.file_id else None)
+            file_id = document.file_id if row.action == "refresh" else row.file_id
+            return Work(row, document, corpus, session.get(File, file_id) if file_id else None)
 
     def _upsert(self, lease: FileLease, work: Work, hold: Hold) -> Rest | None:
         if (file := work.file) is None:
             raise ObjectMissing("the file was deleted")
-        done_hash = self.done_hash(file.sha256, work.row.path, work.corpus.conditioning)
+        done_hash = self.done_hash(file.sha256, work.path, work.corpus.conditioning)
         if work.document.done_hash == done_hash and self._keep(lease, file, done_hash):
             return None
         with open_file(self.objects, file) as stream:
             self._stage(lease, "extract", hold)
             if is_archive(stream):
-                found = unpack(self.catalogue, self.objects, lease.tenant_id, work.row.path, stream, hold.check)
+                found = unpack(self.catalogue, self.objects, lease.tenant_id, work.path, stream, hold.check)
                 return Rest(
                     lambda: self._commit_archive(lease, file, done_hash, found),
                     lambda: drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values()),
@@ -130,18 +137,22 @@ class Pipeline:
                 raise FileError(f"the file has {file.bytes:,} bytes, and {self.max_bytes:,} are read at most", code="too_large")
             data = stream.read()
             with span("ingest.parse", {"preread.bytes": len(data)}):
-                parsed = self.parser.parse(data, work.row.path, hold.check)
+                parsed = self.parser.parse(data, work.path, hold.check)
             return Rest(lambda: self._commit(lease, self._prepare(lease, work, file, parsed, done_hash, hold), hold))
 
     def _commit(self, lease: FileLease, new: Prepared, hold: Hold) -> None:
         hold.check()
         with span("ingest.commit", {"preread.chunks": len(new.chunks)}), self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
+            row, document = self._locked(session, lease, new.file)
             corpus = session.get_one(Corpus, document.corpus_id)
-            old_file = document.file_id
+            old_files = [document.file_id]
+            names = session.get_one(Job, lease.job_id).request.get("names")
+            # It was an archive until now, if there are any.
+            if inside := [each.id for each in members(session, document) if is_open(each.access, names)]:
+                old_files += delete_documents(session, self.index, inside, keep=True)[1]
             commit(session, self.index, row, document, corpus, new)
             settle(session, lease.job_id)
-        self._clean_up(lease.tenant_id, [old_file] if old_file != new.file.id else [])
+        self._clean_up(lease.tenant_id, [old for old in old_files if old != new.file.id])
 
     def done_hash(self, sha256: str, path: str, conditioning: str) -> str:
         """What a document's chunks depend on: its content, its name (which chooses the parser), what its corpus is
@@ -153,7 +164,7 @@ class Pipeline:
         """End the file without any work if its document is up to date, whatever else happened since it was
         read."""
         with self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
+            row, document = self._locked(session, lease, file)
             if document.done_hash != done_hash:
                 return False
             old_file = document.file_id
@@ -172,7 +183,7 @@ class Pipeline:
             raise FileError("the file holds no text", code="no_text_extracted")
         self._stage(lease, "embed", hold)
         with span("ingest.embed", {"preread.chunks": len(chunks)}):
-            vectors = self._embed(chunks, work.row.path, hold)
+            vectors = self._embed(chunks, work.path, hold)
         good = [(chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True) if vector is not None]
         if not good:
             raise FileError("no chunk of the file could be embedded", code="embedding_failed")
@@ -226,7 +237,7 @@ class Pipeline:
     def _commit_archive(self, lease: FileLease, file: File, done_hash: str, found: Unpacked) -> None:
         """End an archive: it has no chunks itself, and its files are in the job from now on."""
         with self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
+            row, document = self._locked(session, lease, file)
             corpus = session.get_one(Corpus, document.corpus_id)
             now = time.time()
             versions.keep(session, self.index, document, corpus, now)
@@ -252,7 +263,7 @@ class Pipeline:
             if session.scalars(taken.where(Document.id != document.id)).first() is not None:
                 raise FileError("another document has taken the new path", code="invalid_file")
             old_path = document.path
-            for member in members(session, document.corpus_id, old_path):
+            for member in members(session, document):
                 member.path = row.path + member.path.removeprefix(old_path)
             document.path = row.path
             self._index_anew(session, document, named)
@@ -290,8 +301,9 @@ class Pipeline:
             settle(session, lease.job_id)
         self._clean_up(lease.tenant_id, files)
 
-    def _locked(self, session: Session, lease: FileLease) -> tuple[JobFile, Document]:
-        """The file and its document, locked for the commit. Raises Cancelled if it must not be."""
+    def _locked(self, session: Session, lease: FileLease, read: File | None = None) -> tuple[JobFile, Document]:
+        """The file and its document, locked for the commit. Raises Cancelled if it must not be, and StorageUnavailable if it is
+        to be tried again: a refresh has `read` a content that the document no longer holds."""
         row = owned(session, lease)
         job = lock_job(session, lease.job_id)
         if job is None or job.status == "cancelling":
@@ -299,6 +311,8 @@ class Pipeline:
         document = session.get(Document, row.document_id, with_for_update=True, populate_existing=True)
         if document is None:
             raise Cancelled("the document was deleted")
+        if read is not None and row.action == "refresh" and document.file_id != read.id:
+            raise StorageUnavailable("the document holds another content by now")
         return row, document
 
     def _clean_up(self, tenant_id: str, old_files: Sequence[str]) -> None:

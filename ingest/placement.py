@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import exists, select, update
 from sqlalchemy.orm import Session
 
-from ingest.jobs import ACTIVE, JobItem, create_job
+from ingest.jobs import ACTIVE, queue_refresh
 from ingest.purge import release
 from ingest.types import Ring
 from storage.catalogue.engine import Catalogue
@@ -129,6 +129,5 @@ def _restore(session: Session, document_ids: Sequence[str]) -> int:
         row.done_hash = None
         by_corpus.setdefault(row.corpus_id, []).append(row)
     for corpus_id, found in by_corpus.items():
-        items = [JobItem(row.path, row.id, row.file_id) for row in found]
-        create_job(session, tenant_id=found[0].tenant_id, corpus_id=corpus_id, type="reindex", items=items)
+        queue_refresh(session, session.get_one(Corpus, corpus_id), found)
     return len(rows)

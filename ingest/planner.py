@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from ingest.files import SOURCE_PURPOSE, store_file
-from ingest.jobs import JobItem, add_items, advance, attach, settle
-from ingest.leases import owned_plan
+from ingest.attach import attach
+from ingest.encoding import is_storable, storable
+from ingest.files import SOURCE_PURPOSE, drop_source_files, hold, store_file
+from ingest.jobs import JobItem, add_items, advance, settle
+from ingest.leases import LeaseLost
+from ingest.plans import owned_plan
 from ingest.sources import Asker, Entry, Left, Reach, Seen, Source, open_source
 from ingest.sync import Diff, DoneHash, diff, moves
 from storage.catalogue.engine import Catalogue
@@ -62,17 +65,22 @@ class SourcePlanner:
             raise UserError(
                 "the source lists no file at all; nothing was deleted. To empty the corpus, sync it with an empty manifest"
             )
-        dry = bool(job.request.get("dry_run"))
-        stored, refused = ({}, {}) if dry else self._store(job, corpus, source, (*found.modified, *found.added))
-        with self.catalogue.write() as session:
-            self._write(session, job, found, stored, refused, source.skipped)
-            remember(session, corpus.id, source.seen)
+        wanted = () if job.request.get("dry_run") else (*found.modified, *found.added)
+        stored: dict[str, File] = {}
+        try:
+            refused = self._store(job, corpus, source, wanted, stored)
+            with self.catalogue.write() as session:
+                self._write(session, job, found, stored, refused, source.skipped)
+                remember(session, corpus.id, source.seen)
+        except Cancelled as error:
+            if not isinstance(error, LeaseLost):  # then they are for whoever plans the job now
+                drop_source_files(self.catalogue, self.objects, corpus.tenant_id, [file.id for file in stored.values()])
+            raise
 
     def _store(
-        self, job: Job, corpus: Corpus, source: Source, paths: Sequence[str]
-    ) -> tuple[dict[str, File], dict[str, FileError]]:
+        self, job: Job, corpus: Corpus, source: Source, paths: Sequence[str], stored: dict[str, File]
+    ) -> dict[str, FileError]:
         """Store the contents of these paths; what could not be read, and why."""
-        stored: dict[str, File] = {}
         refused: dict[str, FileError] = {}
         for path in paths:
             self._check(job)
@@ -81,7 +89,7 @@ class SourcePlanner:
                 stored[path] = store_file(self.catalogue, self.objects, corpus.tenant_id, path, data, SOURCE_PURPOSE)
             except FileError as error:  # QuotaExceeded is one
                 refused[path] = error
-        return stored, refused
+        return refused
 
     def _check(self, job: Job) -> None:
         if self.stopping():
@@ -105,12 +113,13 @@ class SourcePlanner:
         if corpus is None:
             raise UserError("the corpus was deleted")
         dry = bool(job.request.get("dry_run"))
+        hold(session, [file.id for file in stored.values()])
         items = [] if dry else moves(session, corpus.id, found)
         for path, file in stored.items():
             items.append(JobItem(path, attach(session, corpus, path, file.id, file.sha256).id, file.id))
         add_items(session, row, items)
         session.add_all(_refusal(job, path, error) for path, error in refused.items())
-        shown = [{"path": _printable(left.path), "reason": left.reason} for left in skipped[:MOST_SHOWN]]
+        shown = [{"path": storable(left.path), "reason": left.reason} for left in skipped[:MOST_SHOWN]]
         row.result = {**row.result, "sync": {**found.recorded(), "dry_run": dry, "skipped": shown}}
         row.lease_owner = row.lease_expires = None
         advance(session, row.id, "extract")
@@ -149,10 +158,6 @@ def _refusal(job: Job, path: str, error: FileError) -> JobFile:
 def _nameable(source: Source) -> list[Entry]:
     """The source's manifest, without the names that are text in no encoding: they can be neither stored nor asked for."""
     manifest = source.manifest()
-    odd = [entry.path for entry in manifest if entry.path != _printable(entry.path)]
+    odd = [entry.path for entry in manifest if not is_storable(entry.path)]
     source.skipped += [Left(path, "its name is not text") for path in odd]
     return [entry for entry in manifest if entry.path not in set(odd)]
-
-
-def _printable(path: str) -> str:
-    return path.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

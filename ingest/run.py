@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy.orm import Session
 from structlog.contextvars import bound_contextvars
 
+from ingest.encoding import storable
 from ingest.jobs import lock_job, mark_cancelled, settle
 from ingest.leases import FileLease, Hold, LeaseLost, fail, give_back, hand_over, owned
 from storage import tracing
@@ -76,7 +77,7 @@ class FileRun:
         if self._rest is not None:
             self._take_back()
             self._stop()
-            self._unless_cancelled(lambda session, row, job: hand_over(session, row))
+            self._hand_over()
 
     def finish(self) -> None:
         """Do the second half, if there still is one."""
@@ -128,13 +129,13 @@ class FileRun:
     # --- ends ---
 
     def _failed(self, error: Exception) -> None:
-        lease, message = self._lease, str(error)
+        lease, message = self._lease, storable(str(error))
         match error:
             case LeaseLost():
                 log.info("lease_lost", job=lease.job_id, file=lease.job_file_id)
             case Stopping():
                 log.info("handed_over", job=lease.job_id, file=lease.job_file_id)
-                self._unless_cancelled(lambda session, row, job: hand_over(session, row))
+                self._hand_over()
             case Cancelled():
                 self.end(lambda session, row: mark_cancelled(session, row, message))
             case FileError():
@@ -153,6 +154,9 @@ class FileRun:
 
     def end(self, end: Callable[[Session, JobFile], None]) -> None:
         end_file(self._catalogue, self._lease, end)
+
+    def _hand_over(self) -> None:
+        self._unless_cancelled(lambda session, row, job: hand_over(session, row))
 
     def _try_again(self, code: str, message: str, delay: float) -> None:
         def end(session: Session, row: JobFile, job: Job) -> None:

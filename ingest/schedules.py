@@ -22,6 +22,7 @@ GRACE = 60.0  # a tick that comes later than this was down when the schedule was
 
 def create_schedule(session: Session, corpus: Corpus, cron: str, timezone: str = "UTC") -> Schedule:
     """A schedule that syncs the corpus from its source. Raises UserError."""
+    due = next_due(cron, timezone, time.time())  # first: whoever has mistyped a line wants to hear of that
     if corpus.source is None:
         raise UserError("only a corpus with a source can be synced on schedule")
     schedule = Schedule(
@@ -31,7 +32,7 @@ def create_schedule(session: Session, corpus: Corpus, cron: str, timezone: str =
         cron=cron,
         timezone=timezone,
         enabled=True,
-        next_due_at=next_due(cron, timezone, time.time()),
+        next_due_at=due,
         created_at=time.time(),
     )
     session.add(schedule)
@@ -43,7 +44,8 @@ def change_schedule(
     schedule: Schedule, *, cron: str | None = None, timezone: str | None = None, enabled: bool | None = None
 ) -> None:
     """Change a schedule; its next time is found anew, from now. Raises UserError."""
-    cron, timezone = cron or schedule.cron, timezone or schedule.timezone
+    cron = schedule.cron if cron is None else cron
+    timezone = schedule.timezone if timezone is None else timezone
     schedule.next_due_at = next_due(cron, timezone, time.time())
     schedule.cron, schedule.timezone = cron, timezone
     schedule.enabled = schedule.enabled if enabled is None else enabled

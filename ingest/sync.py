@@ -13,8 +13,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.expand import is_member
-from ingest.jobs import ACTIVE, JobItem, asked_by, attach, create_job, settle
+from ingest.attach import attach
+from ingest.expand import without_members
+from ingest.jobs import ACTIVE, JobItem, asked_by, create_job, settle
 from ingest.languages import suffix_of
 from ingest.sources import Entry
 from storage.access import is_open
@@ -95,8 +96,8 @@ def diff(
 
 
 def _documents(session: Session, corpus_id: str) -> dict[str, Document]:
-    rows = session.scalars(select(Document).where(Document.corpus_id == corpus_id).order_by(Document.path))
-    return {row.path: row for row in rows if not is_member(row.path)}
+    rows = session.scalars(select(Document).where(Document.corpus_id == corpus_id).order_by(Document.path)).all()
+    return {row.path: row for row in without_members(rows)}
 
 
 def _is_within(path: str, folders: Collection[str]) -> bool:
@@ -218,10 +219,3 @@ def running_syncs(session: Session, corpus_id: str) -> list[Job]:
     """The corpus's syncs that have not ended and will change something, the oldest first."""
     active = select(Job).where(Job.corpus_id == corpus_id, Job.type == "sync", Job.status.in_(ACTIVE))
     return [job for job in session.scalars(active.order_by(Job.created_at, Job.id)) if not job.request.get("dry_run")]
-
-
-def queue_reindex(session: Session, corpus: Corpus) -> Job:
-    """A job over all documents of a corpus. Those that are done as we do it now cost nothing."""
-    rows = session.scalars(select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path))
-    items = [JobItem(row.path, row.id, row.file_id) for row in rows]
-    return create_job(session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="reindex", items=items)

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from ingest import pushes, schedules, uploads
 from ingest.jobs import ACTIVE, cancel_waiting, settle
-from ingest.leases import has_work, reap
+from ingest.leases import has_work, reap_files
+from ingest.plans import has_plan, reap_plans
 from ingest.purge import try_sweep
 from ingest.types import KVDelete, Ring
 from storage.catalogue.engine import Catalogue
@@ -64,10 +65,19 @@ class Ticker:
 
     def ring_for_work(self) -> None:
         with self.catalogue.read() as session:
-            wanted = {"ingest": has_work(session), "precompute": self.kv_has_work(session)}
+            wanted = {"ingest": has_work(session) or has_plan(session), "precompute": self.kv_has_work(session)}
         for queue, waits in wanted.items():
             if waits:
                 self.ring(queue)
+
+
+def reap(session: Session) -> set[str]:
+    """Return what dead workers held, or fail it after too many of them. The ids of the jobs concerned."""
+    now = time.time()
+    jobs = reap_files(session, now) | reap_plans(session, now)
+    for job_id in sorted(jobs):
+        settle(session, job_id)
+    return jobs
 
 
 def expire_uploads(session: Session) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from ingest.files import PART
 from storage.catalogue.schema import File, Upload
 
 LIFETIME_SECONDS = 3600.0  # OpenAI's
-PART = "part:"  # begins the purpose of a part's file; the upload's id follows
 
 
 def expire(session: Session, now: float) -> int:

@@ -17,16 +17,8 @@ from typing import Protocol
 import structlog
 
 from ingest.jobs import lock_job, settle
-from ingest.leases import (
-    FileLease,
-    LeaseLost,
-    claim_file,
-    claim_plan,
-    fail_plan,
-    give_back_plan,
-    hand_over_plan,
-    renew_plan,
-)
+from ingest.leases import FileLease, LeaseLost, claim_file
+from ingest.plans import claim_plan, fail_plan, give_back_plan, hand_over_plan, renew_plan
 from ingest.run import FileRun
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
@@ -68,13 +60,6 @@ class IngestWorker:
     def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
         """Work until nothing is due, `stop()` says so, or the time is up; the number of files that were
         worked on."""
-        return self._drain(None, stop, seconds)
-
-    def run_job(self, job_id: str, stop: Callable[[], bool] = lambda: False) -> int:
-        """Work on one job's files only."""
-        return self._drain(job_id, stop, None)
-
-    def _drain(self, job_id: str | None, stop: Callable[[], bool], seconds: float | None) -> int:
         until = None if seconds is None else time.monotonic() + seconds
 
         def more() -> bool:
@@ -85,14 +70,14 @@ class IngestWorker:
         try:
             while ahead is not None or more():
                 if self._planning is None or self._planning.done():
-                    self._planning = self._planner.submit(self._plan_one, job_id)
-                run, looked, ahead = (ahead.take() if ahead else self._begin_one(job_id)), ahead is None, None
+                    self._planning = self._planner.submit(self._plan_one)
+                run, looked, ahead = (ahead.take() if ahead else self._begin_one()), ahead is None, None
                 if run is None and looked and not self._has_planned(self._planning):
                     break
                 if run is None:
                     continue  # what has been finished meanwhile may have brought more: an archive's files
                 if not run.alone and more():
-                    ahead = _Ahead(self._reader, lambda: self._begin_one(job_id, ahead=True))
+                    ahead = _Ahead(self._reader, lambda: self._begin_one(ahead=True))
                 run.finish()
                 files += 1
                 self.ring("precompute")
@@ -108,19 +93,17 @@ class IngestWorker:
         except TimeoutError:
             return True
 
-    def _begin_one(self, job_id: str | None, *, ahead: bool = False) -> FileRun | None:
-        lease = claim_file(
-            self.catalogue, self.owner, self.lease_seconds, job_id=job_id, last_tenant=self._last_tenant, ahead=ahead
-        )
+    def _begin_one(self, *, ahead: bool = False) -> FileRun | None:
+        lease = claim_file(self.catalogue, self.owner, self.lease_seconds, last_tenant=self._last_tenant, ahead=ahead)
         if lease is None:
             return None
         self._last_tenant = lease.tenant_id
         return self.pipeline.begin(lease)
 
-    def _plan_one(self, job_id: str | None) -> bool:
+    def _plan_one(self) -> bool:
         if self.planner is None:
             return False
-        job = claim_plan(self.catalogue, self.owner, self.lease_seconds, job_id)
+        job = claim_plan(self.catalogue, self.owner, self.lease_seconds)
         if job is None:
             return False
         try:

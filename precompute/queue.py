@@ -97,17 +97,6 @@ class KVQueue:
         self._last_tenant: str | None = None
         self.throughput = Throughput()
 
-    def run_once(self) -> int:
-        """Compute and store one batch; the number of rows that were tried."""
-        with self._heartbeat():
-            batch = self._claim()
-            if batch is None:
-                return 0
-            if (computed := self._compute(batch)) is None:
-                return 0
-            self._finish(computed)
-            return len(batch.rows)
-
     def drain(self, stop: Callable[[], bool] = lambda: False, seconds: float | None = None) -> int:
         """Work until nothing is due, `stop()` says so, or the time is up; the number of rows that were
         tried."""

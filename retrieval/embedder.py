@@ -56,6 +56,11 @@ class SentenceEmbedder:
         return f"{self._name}@{_fingerprint(self._folder)}{rounding}"
 
     @cached_property
+    def cutting(self) -> str:
+        """What of it shapes chunks: how it counts tokens, and how many it takes. Other weights cut a text the same way."""
+        return f"{hashlib.sha256((self._folder / 'tokenizer.json').read_bytes()).hexdigest()[:32]}:{self.max_tokens}"
+
+    @cached_property
     def max_tokens(self) -> int:
         """Special tokens included, as in `count_tokens`."""
         limits = [

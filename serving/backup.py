@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from sqlalchemy import func, select
 
 from ingest.files import Pieces
 from serving.cli_client import ADMIN_KEY
-from serving.settings import Settings
+from serving.settings import Settings, data_folder
 from storage.catalogue import sqlite
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue, parse_url
 from storage.catalogue.schema import Tenant
@@ -59,8 +60,23 @@ def back_up(settings: Settings, folder: Path, *, kv: bool) -> Backup:
     """Copy an installation, which may be running, into an empty folder. Raises UserError, StorageUnavailable."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: name a folder that is, or that is not there yet")
+    with _private_files():
+        return _back_up(settings, folder, kv)
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """What this process and its children make is its owner's only, wherever it is carried: documents, perhaps the secret."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _back_up(settings: Settings, folder: Path, kv: bool) -> Backup:
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # documents, and perhaps the secret
+    folder.chmod(0o700)
     catalogue = open_catalogue(settings.database)
     try:
         copy = _dump(catalogue, settings.database, folder)
@@ -83,6 +99,12 @@ def restore(settings: Settings, folder: Path) -> Backup:
         raise UserError(f"the backup's catalogue is of {made.dialect}, and PREREAD_DATABASE_URL names {dialect}")
     _check(made, folder)
     _refuse_if_used(settings.database)
+    with _private_files():
+        return _restore(settings, folder, made, dialect)
+
+
+def _restore(settings: Settings, folder: Path, made: Backup, dialect: str) -> Backup:
+    data_folder(settings)
     _restore_private(settings, folder, made)
     store = _store(settings)
     for name, _ in _listed(folder):

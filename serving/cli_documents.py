@@ -27,7 +27,7 @@ def documents(corpus: Corpus, url: Url = None, key_file: KeyFile = None, as_json
 
 def delete(
     corpus: Corpus,
-    path: Annotated[str | None, typer.Argument(help="A document's path; without it the whole corpus is deleted.")] = None,
+    path: Annotated[str | None, typer.Argument(help="A document's path or id; without it the whole corpus is deleted.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete a whole corpus without asking.")] = False,
     url: Url = None,
     key_file: KeyFile = None,
@@ -38,7 +38,7 @@ def delete(
     store = find_corpus(api, corpus)
     place = f"/vector_stores/{store['id']}"
     if path is not None:
-        held = [file["id"] for file in api.pages(f"{place}/files") if file["path"] == path]
+        held = [file["id"] for file in api.pages(f"{place}/files") if path in (file["path"], file["document_id"])]
         if not held:
             raise NotFound(f"{store['name']} has no document {path!r}: see `preread documents {corpus}`")
         place = f"{place}/files/{held[0]}"
@@ -49,7 +49,10 @@ def delete(
 
 def _documents(found: list[dict[str, Any]]) -> str:
     head = ("PATH", "STATUS", "SIZE", "ERROR")
-    rows = [(f["path"], f["status"], size(f["usage_bytes"]), (f["last_error"] or {}).get("message", "")) for f in found]
+    rows = [
+        (f["path"] or f"{f['document_id']} (not open to you)", f["status"], size(f["usage_bytes"]),
+         (f["last_error"] or {}).get("message", "")) for f in found
+    ]  # fmt: skip
     return table([head, *rows], "no documents")
 
 

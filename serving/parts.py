@@ -29,7 +29,7 @@ from storage.keys import group_secret, kv_key
 from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
 from storage.tier_control import ChainControl, TierControl
-from storage.types import Chunk, KVProfile, ParsedDocument, TextEmbedder
+from storage.types import Chunk, KVProfile, ParsedDocument
 
 if TYPE_CHECKING:
     from ingest.pipeline import Pipeline
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ingest.worker import IngestWorker
     from precompute.queue import KVQueue
     from precompute.reader import Reader
+    from retrieval.embedder import SentenceEmbedder
     from retrieval.index import ChunkIndex
     from retrieval.reranker import Reranker
     from serving.api.parts import ApiParts
@@ -101,7 +102,7 @@ class Wiring(StorageParts):
     # --- retrieval ---
 
     @cached_property
-    def embedder(self) -> TextEmbedder:
+    def embedder(self) -> SentenceEmbedder:
         from retrieval.embedder import SentenceEmbedder
 
         return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
@@ -214,12 +215,13 @@ class Wiring(StorageParts):
         )
 
     def _identity(self) -> str:
-        """The versions of all that shapes a document's chunks and their KV keys."""
+        """The versions of all that shapes a document's chunks and their KV keys. Which model has embedded them the index knows:
+        a reindex leaves documents as done as they were."""
         from ingest.chunker import VERSION
 
         model = self.reader.full_prefill_reason or repr(self.reader.profile)
         shaping = (
-            PARSERS, VERSION, self.reader.tokenizer.fingerprint, model, self.embedder.identity,
+            PARSERS, VERSION, self.reader.tokenizer.fingerprint, model, self.embedder.cutting,
             self.settings.chunk_tokens,
         )  # fmt: skip
         return hashlib.sha256(repr(shaping).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import secrets
@@ -189,12 +190,21 @@ def _convert(name: str, text: str, default: object) -> object:
         raise UserError(f"{name}={text!r} is not a valid {kind.__name__}") from error
 
 
+def data_folder(settings: Settings) -> Path:
+    """The data folder, made if need be. Documents and the master secret lie in it, so other users of the machine have no way
+    in: also where it was open to them. One that belongs to another user is as its owner has made it."""
+    folder = settings.data_dir
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(PermissionError):
+        folder.chmod(0o700)
+    return folder
+
+
 def master_secret(settings: Settings) -> bytes:
     """The secret under which API keys and KV keys are HMACs: from the settings, or made once in the data folder."""
     if settings.secret:
         return settings.secret.encode()
-    path = settings.data_dir / "secret"
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    path = data_folder(settings) / "secret"
     if not path.exists():
         fresh = path.with_name(f".secret-{os.getpid()}-{secrets.token_hex(4)}")
         descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

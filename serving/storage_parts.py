@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from sqlalchemy import select
 
-from serving.settings import Settings, master_secret
+from serving.settings import Settings, data_folder, master_secret
 from storage.catalogue.audit import audit_key
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import KVObject
@@ -58,6 +58,7 @@ class StorageParts(ABC):
 
     @cached_property
     def catalogue(self) -> Catalogue:
+        data_folder(self.settings)
         migrate(self.settings.database)
         catalogue = open_catalogue(self.settings.database, audit_key(self.secret))
         self._closers.append(catalogue.close)

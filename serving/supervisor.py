@@ -25,7 +25,7 @@ import httpx
 
 from serving.celery_app import broker_file
 from serving.local_broker import LocalBroker, server_binary
-from serving.settings import PREFIX, Settings
+from serving.settings import PREFIX, Settings, data_folder
 from storage.errors import UserError
 
 STOP_SECONDS = 45.0  # longer than `drain.GRACE_SECONDS`, so that answers that have begun are finished
@@ -241,8 +241,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextmanager
 def _only_one(settings: Settings) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Hold the data folder's lock; the kernel frees it when the process dies."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    path = settings.data_dir / "up.json"
+    path = data_folder(settings) / "up.json"
     with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

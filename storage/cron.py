@@ -16,14 +16,14 @@ def next_due(cron: str, timezone: str, after: float) -> float:
 
     Where clocks go forward, a time of day that is left out fires as they do; where they go back, one fires
     once."""
-    if len(cron.split()) != 5:
-        raise UserError(
-            f"the schedule {cron!r} needs five fields: minute hour day-of-month month day-of-week"
-        )
     try:
         zone = ZoneInfo(timezone)
     except (KeyError, ValueError, OSError) as error:
         raise UserError(f"there is no time zone {timezone!r}; use a name such as Europe/Berlin") from error
+    if len(cron.split()) != 5:
+        raise UserError(
+            f"the schedule {cron!r} needs five fields: minute hour day-of-month month day-of-week"
+        )
     try:
         due: datetime = next(CronSim(cron, datetime.fromtimestamp(after, UTC).astimezone(zone)))
     except CronSimError as error:

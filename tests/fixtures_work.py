@@ -15,11 +15,12 @@ from typing import Any
 
 from sqlalchemy import func, select, update
 
+from ingest.attach import attach
 from ingest.chunker import cut
 from ingest.deletes import Deleter
 from ingest.files import store_file
 from ingest.job_view import view
-from ingest.jobs import JobItem, attach, create_job
+from ingest.jobs import ACTIVE, JobItem, create_job, settle
 from ingest.pipeline import Pipeline
 from ingest.worker import IngestWorker
 from retrieval.index import open_index
@@ -177,8 +178,6 @@ class Work:
 
     def compute_kv(self, job_id: str | None = None) -> int:
         """Stand in for the KV worker: everything pending is done, ten bytes each."""
-        from ingest.jobs import settle_all
-
         with self.catalogue.write() as session:
             query = update(KVObject).where(KVObject.status == "pending")
             done: Any = session.execute(query.values(status="done", bytes=10))
@@ -251,6 +250,12 @@ def open_work(folder: Path, url: str | None = None) -> Work:
     """The same whole as another process has it."""
     catalogue = open_catalogue(url or f"sqlite:///{folder / 'catalogue.db'}")
     return Work(catalogue, FolderStore(folder / "objects"), Index(catalogue), ParagraphParser())
+
+
+def settle_all(session: Any) -> int:
+    """Settle every job that has not ended; how many ended now."""
+    ids = session.scalars(select(Job.id).where(Job.status.in_(ACTIVE))).all()
+    return sum(settle(session, job_id) for job_id in ids)
 
 
 def paragraphs(count: int, words: int = 12, tag: str = "p") -> str:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ingest.detect import detect
+from ingest.encoding import is_storable, storable
 from ingest.parsers.code import CodeParser
 from ingest.parsers.csv import CsvParser
 from ingest.parsers.docx import DocxParser
@@ -47,8 +48,27 @@ def parse(data: bytes, name: str) -> ParsedDocument:
     document = PARSERS[detect(data, name)].parse(data, name)
     if not document.text or document.text.isspace():
         raise FileError("There is no text in this file.", code="no_text_extracted")
-    # PostgreSQL stores no NUL in text; one character for one, so that spans stay what they are.
-    return replace(document, text=document.text.replace("\x00", "\ufffd"))
+    return _storable(document)
+
+
+def _storable(document: ParsedDocument) -> ParsedDocument:
+    """Without what no database takes, such as the halves of surrogate pairs that escapes in JSON can make."""
+    said = {document.title, *document.warnings, *(block.header for block in document.blocks)}
+    for headings in {block.headings for block in document.blocks} | {anchor.headings for anchor in document.anchors}:
+        said.update(headings)
+    if is_storable(document.text) and is_storable("".join(said)):
+        return document
+
+    def path(headings: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(storable, headings))
+
+    return ParsedDocument(
+        storable(document.text),
+        tuple(block._replace(headings=path(block.headings), header=storable(block.header)) for block in document.blocks),
+        tuple(replace(anchor, headings=path(anchor.headings)) for anchor in document.anchors),
+        storable(document.title),
+        tuple(map(storable, document.warnings)),
+    )
 
 
 _ALL: tuple[Parser, ...] = (

@@ -73,7 +73,10 @@ def _credential(spec: Spec, reach: Reach, asker: Asker, url: str) -> Credential 
 
 def _inside(path: str, reach: Reach) -> str:
     """The real path, links resolved, if it lies under a folder the operator allows."""
-    real = os.path.realpath(path)
+    try:
+        real = os.path.realpath(path)
+    except ValueError:
+        raise UserError("a path holds no NUL") from None
     allowed = [os.path.realpath(root) for root in reach.roots if root]
     if not any(os.path.commonpath([root, real]) == root for root in allowed):
         raise UserError(f"the source {path!r} is not in a folder that this server may read (PREREAD_SOURCE_ROOTS)")

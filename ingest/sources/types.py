@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ingest.archive import is_archive, opens
 from ingest.detect import is_binary
 from ingest.egress import AllowedHosts
 
@@ -92,6 +93,8 @@ def refusal(path: str, data: bytes) -> str:
     """Why a file with this content is no document; empty if it may be one."""
     if data.startswith(_LFS):
         return "git LFS pointer; the file itself is not here"
+    if is_archive(data):
+        return "" if opens(data) else "an archive that is neither zip nor tar"
     if is_binary(data):
         return "binary"
     if path.endswith(_MINIFIABLE) and max(map(len, data.split(b"\n"))) > _LONGEST_LINE:

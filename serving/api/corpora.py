@@ -37,7 +37,8 @@ _FORM = {
 
 
 class ManifestEntry(BaseModel):
-    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    model_config = ConfigDict(extra="forbid")
+    path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: Annotated[int, Field(ge=0)] = 0
 
@@ -47,6 +48,7 @@ class SyncBody(BaseModel):
     source, and delete what that lacks unless told not to. A dry run changes nothing; that of a source is a job too, as a
     worker lists it, and what it has found is at /syncs/{sync_id}."""
 
+    model_config = ConfigDict(extra="forbid")
     manifest: Annotated[list[ManifestEntry], Field(max_length=100_000)] | None = None
     delete_missing: bool | None = None
     dry_run: bool = False
@@ -57,6 +59,7 @@ Credential = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class FolderSource(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     type: Literal["folder"]
     path: Annotated[str, Field(min_length=1)]
 

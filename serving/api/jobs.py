@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
 from serving.api.job_watch import STOPPED, Asked, JobWatch
@@ -18,6 +18,7 @@ HEARTBEAT_SECONDS = 15.0  # a comment after so long without news
 
 
 class RetryBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     only: Literal["failed", "all"] = "failed"
 
 

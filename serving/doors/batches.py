@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -11,14 +12,17 @@ from sqlalchemy.orm import Session
 from ingest import jobs
 from ingest.archive import Skipped, is_archive
 from ingest.archive_isolated import expand_isolated
+from ingest.attach import attach
+from ingest.files import PART, drop_source_files, hold, store_file
 from ingest.job_view import view
-from ingest.jobs import JobItem, attach, create_job
+from ingest.jobs import JobItem, create_job
+from ingest.sync import offer
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors import corpora, documents, files
 from serving.doors.documents import Wanted
 from serving.doors.paging import Page, listing
-from storage.catalogue.schema import Document, Job, JobFile
+from storage.catalogue.schema import Document, File, Job, JobFile
 from storage.errors import NotFound, UserError
 
 LONGEST_PATH = 4096
@@ -121,25 +125,38 @@ def upload(
     With the job, and what was left out of archives. Raises NotFound, PathClosed, UserError, StorageUnavailable."""
     with parts.catalogue.read() as session:
         corpora.find(session, who, corpus_id)
-    kept, skipped = [], []
-    for path, found in _unpacked(given):
-        if isinstance(found, Skipped):
-            skipped.append({"path": path, "reason": found.reason})
-        else:
-            kept.append((_checked(path), files.store(parts, who, path, found, "assistants")))
+    kept: list[tuple[str, File]] = []
+    skipped: list[dict[str, str]] = []
+    purpose = PART + secrets.token_hex(12)  # no file that anybody can see, until there is a document of it
+    try:
+        for path, found in _unpacked(given):
+            if isinstance(found, Skipped):
+                skipped.append({"path": path, "reason": found.reason})
+            else:
+                kept.append((_checked(path), store_file(parts.catalogue, parts.objects, who.tenant_id, path, found, purpose)))
+        shown = _attached(parts, who, corpus_id, kept)
+    except BaseException:  # refused: nothing of it stays
+        drop_source_files(parts.catalogue, parts.objects, who.tenant_id, [file.id for _, file in kept])
+        raise
+    parts.ring("ingest")
+    return {**shown, "skipped": skipped}
+
+
+def _attached(parts: ApiParts, who: Principal, corpus_id: str, kept: Sequence[tuple[str, File]]) -> dict[str, Any]:
+    """The job that makes a document of each stored file, which is a file like any other from here on."""
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
-        items = [
-            JobItem(path, attach(session, corpus, path, file.id, file.sha256, names=who.names).id, file.id)
-            for path, file in kept
-        ]
+        hold(session, [file.id for _, file in kept])
+        items = []
+        for path, stored in kept:
+            file = files.adopt(session, stored, "assistants")
+            items.append(JobItem(path, attach(session, corpus, path, file.id, file.sha256, names=who.names).id, file.id))
+            offer(session, file)
         job = create_job(
             session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=items,
             request=jobs.asked_by(who.names),
         )  # fmt: skip
-        shown = view(session, job, who.names)
-    parts.ring("ingest")
-    return {**shown, "skipped": skipped}
+        return view(session, job, who.names)
 
 
 def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[tuple[str, bytes | BinaryIO | Skipped]]:

@@ -10,12 +10,14 @@ from sqlalchemy import Select, and_, select
 from sqlalchemy.orm import Session
 
 from ingest import jobs
+from ingest.attach import attach
 from ingest.job_view import RETRYABLE
-from ingest.jobs import JobItem, attach, create_job
+from ingest.jobs import JobItem, create_job
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors import corpora, files, purges
 from serving.doors.paging import Page, listing, window
+from storage.access import is_open
 from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentVersion, Job, JobFile
 from storage.errors import NotFound
 
@@ -79,14 +81,27 @@ def show(parts: ApiParts, who: Principal, corpus_id: str, file_id: str) -> dict[
 def show_all(
     parts: ApiParts, who: Principal, corpus_id: str, page: Page, status: str | None
 ) -> dict[str, Any]:
-    """A page of a vector store's files."""
+    """A page of a vector store's files. An admin's has those that are not open to it too, without their names and attributes,
+    so that they can be deleted."""
     with parts.catalogue.read() as session:
         corpus = corpora.find(session, who, corpus_id)
-        cursor = find(session, who, corpus.id, page.after) if page.after else None
-        query = select(Document).where(Document.corpus_id == corpus.id, *files.open_to(who))
+        cursor = _cursor(session, who, corpus.id, page.after) if page.after else None
+        query = select(Document).where(Document.corpus_id == corpus.id, *files.erasable_by(who))
         query = query if status is None else query.where(Document.status == status)
         rows, more = window(session, query, Document, page, cursor)
-        return listing([document_shape(row) for row in rows], more)
+        return listing([_listed(row, who) for row in rows], more)
+
+
+def _cursor(session: Session, who: Principal, corpus_id: str, file_id: str) -> Document:
+    held = session.scalars(_held(who, corpus_id, file_id, files.erasable_by)).first()
+    return held or find(session, who, corpus_id, file_id)
+
+
+def _listed(document: Document, who: Principal) -> dict[str, Any]:
+    shown = document_shape(document)
+    if is_open(document.access, who.names):
+        return shown
+    return {**shown, "path": None, "attributes": {}, "last_error": last_error(document.error_code, None)}
 
 
 def change(
@@ -112,10 +127,11 @@ def text(parts: ApiParts, who: Principal, corpus_id: str, file_id: str) -> dict[
 def remove(parts: ApiParts, who: Principal, corpus_id: str, file_id: str) -> dict[str, Any]:
     """Take a document out of a vector store, down to its stored KV and its kept generations; its file stays. A file that
     only a kept generation holds goes with that one. With the receipt."""
-    of_file = (DocumentVersion.corpus_id == corpus_id, DocumentVersion.file_id == file_id, files.kept_open_to(who))
+    theirs = files.kept_open_to(who, files.erasable_by)
+    of_file = (DocumentVersion.corpus_id == corpus_id, DocumentVersion.file_id == file_id, theirs)
     with parts.catalogue.write() as session:
         corpora.find(session, who, corpus_id)
-        document = session.scalars(_held(who, corpus_id, file_id)).first()
+        document = session.scalars(_held(who, corpus_id, file_id, files.erasable_by)).first()
         if document is None and session.scalars(select(DocumentVersion.id).where(*of_file).limit(1)).first() is None:
             raise _no_document(corpus_id, file_id)
         audit(session, who, "document.delete", document.id if document else file_id, parts.clock())
@@ -149,9 +165,9 @@ def _no_document(corpus_id: str, file_id: str) -> NotFound:
     return NotFound(f"No file {file_id!r} in vector store {corpus_id!r}")
 
 
-def _held(who: Principal, corpus_id: str, file_id: str) -> Select[Document]:
+def _held(who: Principal, corpus_id: str, file_id: str, rule: files.Rule = files.open_to) -> Select[Document]:
     query = select(Document).where(
-        Document.corpus_id == corpus_id, Document.file_id == file_id, *files.open_to(who)
+        Document.corpus_id == corpus_id, Document.file_id == file_id, *rule(who, Document)
     )
     return query.order_by(Document.created_at, Document.id).limit(1)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from sqlalchemy import ColumnElement, Select, and_, or_, select
 from sqlalchemy.orm import Session
 
-from ingest.files import delete_file, open_file, store_file
+from ingest.files import PART, delete_file, open_file, store_file
 from ingest.jobs import new_id
 from ingest.sync import offer
-from ingest.uploads import PART
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors.paging import Page, listing, window
@@ -21,21 +20,27 @@ from storage.access import is_open_to
 from storage.catalogue.schema import Document, DocumentVersion, File
 from storage.errors import NotFound, UserError
 
+Rule = Callable[[Principal, Any], list[ColumnElement[bool]]]  # of a table of documents, or of kept generations
+
 
 def find(session: Session, who: Principal, file_id: str) -> File:
     """A file by id. Raises NotFound."""
-    query = select(File).where(File.id == file_id, *_visible(who))
+    return _found(session, who, file_id, open_to)
+
+
+def _found(session: Session, who: Principal, file_id: str, rule: Rule) -> File:
+    query = select(File).where(File.id == file_id, *_visible(who, rule))
     file = session.scalars(query).first()
     if file is None:
         raise NotFound(f"No such File object: {file_id!r}")
     return file
 
 
-def _visible(who: Principal) -> list[ColumnElement[bool]]:
+def _visible(who: Principal, rule: Rule) -> list[ColumnElement[bool]]:
     placed = select(Document.id).where(Document.file_id == File.id)
-    seen = placed.where(*open_to(who)).exists()
+    seen = placed.where(*rule(who, Document)).exists()
     kept = select(DocumentVersion.id).where(DocumentVersion.file_id == File.id)
-    known = seen | kept.where(kept_open_to(who)).exists()
+    known = seen | kept.where(kept_open_to(who, rule)).exists()
     whole = ~File.purpose.startswith(PART)
     return [File.tenant_id == who.tenant_id, whole, known | ~(placed.exists() | kept.exists())]
 
@@ -46,10 +51,18 @@ def open_to(who: Principal, table: Any = Document) -> list[ColumnElement[bool]]:
     return rule if who.corpora is None else [*rule, table.corpus_id.in_(who.corpora)]
 
 
-def kept_open_to(who: Principal) -> ColumnElement[bool]:
-    """Which kept generations a principal may see: those of documents that it may, or might when they were deleted."""
+def erasable_by(who: Principal, table: Any = Document) -> list[ColumnElement[bool]]:
+    """Which documents a principal may delete: those that it may see, and an admin all of its corpora, seen or not. No list
+    keeps a document from being erased."""
+    if not who.may("admin"):
+        return open_to(who, table)
+    return [] if who.corpora is None else [table.corpus_id.in_(who.corpora)]
+
+
+def kept_open_to(who: Principal, rule: Rule = open_to) -> ColumnElement[bool]:
+    """Which kept generations a rule allows: those of documents that it does, or did when they were deleted."""
     live = select(Document.id).where(Document.id == DocumentVersion.document_id)
-    return or_(live.where(*open_to(who)).exists(), and_(~live.exists(), *open_to(who, DocumentVersion)))
+    return or_(live.where(*rule(who, Document)).exists(), and_(~live.exists(), *rule(who, DocumentVersion)))
 
 
 def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO, purpose: str) -> File:
@@ -61,7 +74,7 @@ def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO
         with parts.catalogue.write() as session:
             if session.get(File, stored.id, with_for_update=True) is None:
                 continue  # deleted meanwhile, and maybe its bytes with it
-            file = session.scalars(_unused(stored)).first()
+            file = session.scalars(_unused(stored, purpose)).first()
             if file is None:
                 file = _twin(stored)
                 session.add(file)
@@ -72,11 +85,24 @@ def store(parts: ApiParts, who: Principal, filename: str, data: bytes | BinaryIO
         return file
 
 
-def _unused(file: File) -> Select[File]:
+def adopt(session: Session, stored: File, purpose: str) -> File:
+    """The file that is to be shown for one that was stored under a hidden purpose, and is held by the caller's transaction:
+    one with the same name and bytes that no document is made of, so that uploads that are repeated do not add up, or it."""
+    own = session.get_one(File, stored.id)
+    file = session.scalars(_unused(own, purpose).with_for_update()).first()
+    if file is None:
+        own.purpose = purpose
+        session.flush()
+        return own
+    session.delete(own)
+    return file
+
+
+def _unused(file: File, purpose: str) -> Select[File]:
     """Files with the same name and bytes that no document is made of. (Who adds a file to a corpus makes its document.)"""
-    same = [getattr(File, name) == getattr(file, name) for name in ("tenant_id", "sha256", "filename", "purpose")]
+    same = [getattr(File, name) == getattr(file, name) for name in ("tenant_id", "sha256", "filename")]
     placed, kept = (select(t.id).where(t.file_id == File.id).exists() for t in (Document, DocumentVersion))
-    return select(File).where(*same, ~placed, ~kept).order_by(File.created_at, File.id)
+    return select(File).where(*same, File.purpose == purpose, ~placed, ~kept).order_by(File.created_at, File.id)
 
 
 def _twin(file: File) -> File:
@@ -100,7 +126,7 @@ def show_all(parts: ApiParts, who: Principal, page: Page, purpose: str | None) -
     """A page of files."""
     with parts.catalogue.read() as session:
         cursor = find(session, who, page.after) if page.after else None
-        query = select(File).where(*_visible(who))
+        query = select(File).where(*_visible(who, open_to))
         query = query if purpose is None else query.where(File.purpose == purpose)
         rows, more = window(session, query, File, page, cursor)
         return listing([shape(row) for row in rows], more)
@@ -124,12 +150,12 @@ def content(parts: ApiParts, who: Principal, file_id: str) -> Iterator[tuple[Fil
 def remove(parts: ApiParts, who: Principal, file_id: str) -> None:
     """Delete a file and the documents made of it. Raises NotFound, or UserError if others still hold it."""
     with parts.catalogue.read() as session:
-        find(session, who, file_id)
-        query = select(Document.id).where(Document.file_id == file_id, *open_to(who))
+        _found(session, who, file_id, erasable_by)
+        query = select(Document.id).where(Document.file_id == file_id, *erasable_by(who))
         documents = session.scalars(query).all()
     for document_id in documents:
         parts.deleter.document(who.tenant_id, document_id, raw=False)
-    parts.deleter.kept(who.tenant_id, and_(DocumentVersion.file_id == file_id, kept_open_to(who)))
+    parts.deleter.kept(who.tenant_id, and_(DocumentVersion.file_id == file_id, kept_open_to(who, erasable_by)))
     if not delete_file(parts.catalogue, parts.objects, who.tenant_id, file_id):
         raise UserError(
             "This file is still being read into a vector store, or another key's documents need it.",

@@ -9,15 +9,15 @@ from typing import Any
 
 from sqlalchemy import select
 
-from ingest.jobs import apply_access_rules
-from ingest.sync import queue_reindex
+from ingest.attach import apply_access_rules
+from ingest.jobs import queue_refresh
 from ingest.versions import Keeping
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
 from serving.doors import corpora
 from serving.doors.tenants import SHARED, share
 from serving.emphasis import check_weight
-from storage.catalogue.schema import Corpus
+from storage.catalogue.schema import Corpus, Document
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def change(
         audit(session, who, "corpus.settings", corpus_id, parts.clock())
         session.flush()
         if corpus.conditioning != before:
-            queue_reindex(session, corpus)
+            held = select(Document).where(Document.corpus_id == corpus.id).order_by(Document.path)
+            queue_refresh(session, corpus, session.scalars(held).all())
         shown = _shape(corpus, who)
     parts.ring("ingest")
     return shown

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.files import delete_file, open_file, store_file
-from ingest.uploads import LIFETIME_SECONDS, PART
+from ingest.files import PART, delete_file, open_file, store_file
+from ingest.uploads import LIFETIME_SECONDS
 from serving.api.parts import ApiParts
 from serving.auth import Principal
 from serving.doors import files

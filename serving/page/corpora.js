@@ -48,6 +48,7 @@ export async function corpus(signal, id) {
 
   async function fill() {
     const found = await all(`/v1/vector_stores/${part(id)}/files?order=asc`);
+    for (const d of found) d.path ??= `${d.document_id} (not open to you)`;
     heading.textContent = `Documents (${found.length})`;
     documents.replaceChildren(table("Documents", ["Path", "Status", "Size", "Added", ""], found.map((d) => [
       d.path,

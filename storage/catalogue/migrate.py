@@ -1,4 +1,5 @@
-"""Runs the alembic scripts of this package, one process at a time."""
+"""Runs the alembic scripts of this package, one process at a time. They lead forward only: the way back is the backup that
+was made before (docs/operations.md)."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ class JobFile(Base):
     file_id: Mapped[str | None] = mapped_column(String(64))
     sha256: Mapped[str | None] = mapped_column(String(64), index=True)  # of the content that is waited for
     path: Mapped[str] = mapped_column(Text)
-    action: Mapped[str] = mapped_column(String(16))  # upsert | delete | rename
+    action: Mapped[str] = mapped_column(String(16))  # upsert | refresh | delete | rename | reindex
     status: Mapped[str] = mapped_column(String(16))  # pending | leased | done | unchanged | failed | cancelled
     attempt: Mapped[int] = mapped_column(default=0)
     lease_owner: Mapped[str | None] = mapped_column(String(64))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fixtures_work import Work
 
-from ingest.jobs import apply_access_rules
+from ingest.attach import apply_access_rules
 from storage.catalogue.schema import Corpus, Document
 
 HR, PAY = ["hr"], ["pay"]

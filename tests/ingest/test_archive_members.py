@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from fixtures_work import Work
 
-from ingest import expand, pipeline
+from ingest import expand, files, pipeline
 from ingest.files import SOURCE_PURPOSE, drop_source_files, store_file
 from ingest.jobs import cancel
-from ingest.leases import claim_file, reap
+from ingest.leases import claim_file
+from ingest.ticker import reap
 from storage.catalogue.schema import File, JobFile
 from storage.errors import FileError, StorageUnavailable
 
@@ -117,7 +118,7 @@ def test_a_store_that_does_not_answer_is_asked_once_and_the_error_is_told(work: 
         raise StorageUnavailable("down")
 
     work.upload(work.corpus(), {"a.zip": zipped(m="one", n="two")})
-    monkeypatch.setattr(expand, "delete_file", down)
+    monkeypatch.setattr(files, "delete_file", down)
     fails_at_the_end(work, monkeypatch)
     assert len(asked) == 1
     assert work.count(JobFile, JobFile.error_code == "invalid_file") == 1

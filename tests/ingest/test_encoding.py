@@ -9,7 +9,7 @@ import pytest
 from fixtures_work import WordTokenizer
 
 from ingest.chunker import cut
-from ingest.encoding import decode
+from ingest.encoding import decode, unmarked_wide
 from ingest.parsers import parse
 from storage.errors import FileError
 
@@ -67,6 +67,14 @@ def test_a_guess_that_yields_control_characters_is_no_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["Short ascii.", "中文。\nabc", "emoji 😀 beyond the first plane\n" * 400])
+@pytest.mark.parametrize("size", [40, 41])
+def test_text_with_a_stray_nul_is_not_taken_for_wide_text(size: int) -> None:
+    data = (b"# a\0b\n\n" + b"words of a text " * 3)[:size]
+    assert unmarked_wide(data) is None
+    for text in ("Это текст без метки порядка байтов.", "大小 的文字没有标记。\n好", "plain words"):
+        assert unmarked_wide(text.encode("utf-16-le")) == "utf-16-le"
+
+
 def test_unmarked_utf_16_is_found_by_its_nuls(text: str) -> None:
     assert decode(text.encode("utf-16-le")) == text
     assert decode(text.encode("utf-16-be")) == text

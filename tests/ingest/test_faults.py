@@ -12,7 +12,7 @@ import pytest
 from fixtures_work import Work, make_work, paragraphs
 from sqlalchemy import event, text, update
 
-from ingest.leases import reap
+from ingest.ticker import reap
 from storage.catalogue import engine
 from storage.catalogue.schema import ChunkRow, Document, Job, JobFile
 from storage.catalogue.sqlite import driver

@@ -10,7 +10,7 @@ import pytest
 from fixtures_work import WordEmbedder, Work, paragraphs
 
 from ingest.jobs import cancel, create_job
-from ingest.leases import claim_plan
+from ingest.plans import claim_plan
 from ingest.worker import IngestWorker
 from storage.catalogue.schema import ChunkRow, Job, JobFile
 from storage.errors import Stopping

@@ -8,13 +8,14 @@ import time
 from dataclasses import replace
 
 import pytest
-from fixtures_work import Work, paragraphs
+from fixtures_work import Work, paragraphs, settle_all
 from sqlalchemy import select, update
 
 from ingest.isolate import ParserPool
 from ingest.job_view import job_events, progress_id
-from ingest.jobs import cancel, retry, settle_all
-from ingest.leases import claim_file, reap
+from ingest.jobs import cancel, retry
+from ingest.leases import claim_file
+from ingest.ticker import reap
 from storage.catalogue.schema import Document, Job, JobFile, KVObject
 from storage.errors import UserError
 
@@ -142,7 +143,9 @@ def test_cancel_drops_what_waits_and_the_kv_nobody_else_wants(work: Work) -> Non
     assert lease is not None
     work.pipeline.process(lease)
     second = work.upload(corpus, {"c.txt": paragraphs(2).split("\n\n")[0]})
-    work.worker().run_job(second)
+    with work.catalogue.write() as session:
+        session.query(JobFile).filter(JobFile.path == "b.txt").update({"lease_expires": time.time() + 600})
+    work.worker().drain()
     with work.catalogue.write() as session:
         cancel(session, first)
     shown = work.view(first)

@@ -16,10 +16,9 @@ from ingest import schedules
 from ingest.files import raw_name, read_file, store_file
 from ingest.garbage import PARTS, collect
 from ingest.jobs import cancel
-from ingest.leases import reap
 from ingest.purge import sweep
 from ingest.schedules import create_schedule
-from ingest.ticker import Ticker
+from ingest.ticker import Ticker, reap
 from precompute import rows
 from storage.catalogue.engine import migrate
 from storage.catalogue.schema import Corpus, Document, Job, JobFile, KVObject, ScheduleRun

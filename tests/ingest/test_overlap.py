@@ -12,7 +12,7 @@ import pytest
 from fixtures_work import WordEmbedder, Work
 
 from ingest.jobs import cancel
-from ingest.leases import reap
+from ingest.ticker import reap
 from ingest.worker import IngestWorker
 from storage.catalogue.schema import ChunkRow, Job, JobFile
 

@@ -14,9 +14,9 @@ from sqlalchemy import select, update
 
 from ingest.deletes import delete_documents
 from ingest.jobs import cancel
-from ingest.leases import reap
 from ingest.pipeline import Pipeline
 from ingest.reindex import Reindexer, queue
+from ingest.ticker import reap
 from ingest.worker import IngestWorker
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever

@@ -16,7 +16,8 @@ from fixtures_work import Work, paragraphs
 from sqlalchemy import select, update
 
 from ingest.jobs import cancel
-from ingest.leases import claim_file, reap
+from ingest.leases import claim_file
+from ingest.ticker import reap
 from storage.catalogue.engine import open_catalogue
 from storage.catalogue.schema import ChunkRow, Document, File, JobFile, KVObject
 

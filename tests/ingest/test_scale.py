@@ -53,7 +53,7 @@ def counted(work: Work) -> Iterator[Steps]:
 
 def a_turn(work: Work, job_id: str) -> None:
     """A file claimed and ended, as a worker does it."""
-    lease = claim_file(work.catalogue, "w", 60, job_id=job_id)
+    lease = claim_file(work.catalogue, "w", 60)
     assert lease is not None
     with work.catalogue.write() as session:
         finish(session, owned(session, lease), "done")
@@ -71,6 +71,8 @@ def test_a_turn_in_a_job_of_twenty_thousand_files_costs_what_it_costs_in_a_small
         with counted(work) as steps:
             a_turn(work, job)
         costs.append(steps.count)
+        with work.catalogue.write() as session:
+            session.execute(update(Job).where(Job.id == job).values(status="completed"))
     assert costs[1] < 3 * costs[0] + 50, costs
 
 
@@ -139,6 +141,8 @@ def test_a_turn_of_the_kv_queue_costs_the_same_however_many_rows_are_done(work: 
             assert len(batch.rows) == 1
             assert not settle(session, job)
         costs.append(steps.count)
+        with work.catalogue.write() as session:
+            session.execute(update(Job).where(Job.id == job).values(status="completed"))
     assert costs[1] < 3 * costs[0] + 50, costs
 
 

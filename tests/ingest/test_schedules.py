@@ -62,6 +62,17 @@ def test_a_wrong_line_or_zone_is_refused(cron: str, zone: str) -> None:
         next_due(cron, zone, time.time())
 
 
+@pytest.mark.parametrize(
+    ("cron", "zone", "said"),
+    [("61 * * * *", "Mars/Olympus", "time zone 'Mars/Olympus'"), ("every day", "", "time zone ''"),
+     ("every day", "UTC", "five fields"), ("", "UTC", "five fields"), ("61 * * * *", "UTC", "cannot be read")],
+)  # fmt: skip
+def test_the_zone_is_spoken_of_first_then_the_line_then_the_source(work: Work, cron: str, zone: str, said: str) -> None:
+    corpus = work.corpus()  # without a source: what has been mistyped is said all the same
+    with work.catalogue.write() as session, pytest.raises(UserError, match=said):
+        create_schedule(session, session.get_one(Corpus, corpus.id), cron, zone)
+
+
 @pytest.fixture
 def schedule(work: Work, tmp_path: Path) -> Schedule:
     """Due every minute, and due since one second."""

@@ -12,10 +12,11 @@ from fixtures_work import WordEmbedder, Work, paragraphs
 from sqlalchemy import update
 
 from ingest.files import store_file
-from ingest.jobs import cancel, retry
+from ingest.jobs import cancel, queue_refresh, retry
+from ingest.leases import claim_file
 from ingest.planner import SourcePlanner
 from ingest.sources import Asker, Entry, Reach, open_source
-from ingest.sync import offer, queue_reindex, queue_sync, sync_manifest
+from ingest.sync import offer, queue_sync, sync_manifest
 from ingest.ticker import expire_uploads
 from retrieval.search import Retriever
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile, KVObject
@@ -156,10 +157,47 @@ def test_other_chunk_settings_make_every_document_modified(work: Work) -> None:
     work.max_tokens = 60
     assert len(sync(work, corpus, OLD, dry_run=True)["modified"]) == len(OLD)
     with work.catalogue.write() as session:
-        job = queue_reindex(session, session.get_one(Corpus, corpus.id)).id
+        job = queue_refresh(session, session.get_one(Corpus, corpus.id), session.query(Document).all()).id
     work.worker().drain()
     assert len(work.chunks(corpus, "old/name.txt")) == 1
     assert work.view(job)["progress"]["files_done"] == len(OLD)
+
+
+def test_a_refresh_undoes_no_content_that_is_on_its_way(work: Work) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.txt": "the limit is 10", "b.txt": "stays"})
+    work.upload(corpus, {"a.txt": "the limit is 20"})
+    work.max_tokens = 60
+    with work.catalogue.write() as session:
+        job = queue_refresh(session, session.get_one(Corpus, corpus.id), session.query(Document).all()).id
+    work.worker().drain()
+    assert work.chunks(corpus) == ["the limit is 20", "stays"]
+    shown = work.view(job)["progress"]
+    assert (shown["files_done"], shown["files_unchanged"]) == (1, 1), "the new content was made as it is made now"
+
+
+def test_a_refresh_that_is_overtaken_makes_what_the_document_holds_by_then(work: Work) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.txt": "the limit is 10"})
+    entry = sync(work, corpus, {"a.txt": "the limit is 20"})
+    work.max_tokens = 60
+    with work.catalogue.write() as session:
+        queue_refresh(session, session.get_one(Corpus, corpus.id), session.query(Document).all())
+    lease = claim_file(work.catalogue, "slow", 60)
+    assert lease is not None
+    run = work.pipeline.begin(lease)  # has read the old content
+    give(work, "a.txt", "the limit is 20")
+    work.worker("quick").drain()
+    assert work.chunks(corpus) == ["the limit is 20"]
+    run.finish()
+    assert work.chunks(corpus) == ["the limit is 20"]
+    with work.catalogue.write() as session:
+        session.execute(update(JobFile).where(JobFile.status == "pending").values(lease_expires=None))
+    work.worker().drain()
+    work.compute_kv()
+    assert work.chunks(corpus) == ["the limit is 20"]
+    assert work.view(entry["job_id"])["status"] == "completed"
+    assert work.count(JobFile, JobFile.status.in_(("done", "unchanged"))) == 3
 
 
 def test_a_path_twice_in_a_manifest_is_refused(work: Work) -> None:
@@ -310,7 +348,7 @@ def test_a_cancelled_sync_stops_between_files_and_can_be_retried(work: Work, tmp
     work.objects.put = put
     assert work.view(job)["status"] == "cancelled"
     assert work.count(JobFile) == 0
-    assert work.count(File) == 1
+    assert work.count(File) == 0, "what was stored until then is for nobody"
     with work.catalogue.write() as session:
         again = retry(session, job).id
     work.worker(planner=planner(work, [tmp_path])).drain()

@@ -96,6 +96,12 @@ def repair(work: Work, key: str) -> bool:
         return rows.request_repair(session, key)
 
 
+def one_batch(queue: KVQueue) -> int:
+    """One batch computed and stored; the number of rows that were tried."""
+    stops = iter([False, True])
+    return queue.drain(stop=lambda: next(stops, True))
+
+
 def make_queue(work: Work, store: Any, reader: TinyReader, owner: str = "kv1", **options: Any) -> KVQueue:
     def settled(job_ids: set[str]) -> None:
         with work.catalogue.write() as session:
@@ -167,13 +173,13 @@ def test_a_store_that_is_down_is_waited_for_however_long(
     broken = Broken(store, StorageUnavailable("down"))
     queue = make_queue(work, broken, reader)
     for _ in range(5):
-        assert queue.run_once() == 3
-        assert queue.run_once() == 0, "not tried again at once"
+        assert one_batch(queue) == 3
+        assert one_batch(queue) == 0, "not tried again at once"
         with work.catalogue.write() as session:
             session.execute(update(KVObject).values(lease_expires=time.time() - 1))
     assert broken.puts == 5, "after the first refusal the others are not tried"
     broken.error = None
-    assert queue.run_once() == 3
+    assert one_batch(queue) == 3
     assert work.view(job)["status"] == "completed"
 
 
@@ -310,7 +316,7 @@ def test_a_damaged_object_is_computed_again(work: Work, store: KVStore, reader: 
 def test_a_repair_during_a_job_counts_its_chunk_once(work: Work, store: KVStore, reader: TinyReader) -> None:
     job = work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
     queue = make_queue(work, store, reader, batch_tokens=15)
-    queue.run_once()
+    one_batch(queue)
     with work.catalogue.read() as session:
         [key] = session.scalars(select(KVObject.key).where(KVObject.status == "done"))
     assert repair(work, key)
@@ -346,7 +352,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_no_object(
 def test_cancel_stops_the_kv_of_its_job(work: Work, store: KVStore, reader: TinyReader) -> None:
     job = work.ingest(work.corpus(), {"a.txt": paragraphs(4)})
     queue = make_queue(work, store, reader, batch_tokens=15)
-    queue.run_once()
+    one_batch(queue)
     with work.catalogue.write() as session:
         cancel(session, job)
     assert work.view(job)["status"] == "cancelled"
@@ -358,8 +364,8 @@ def test_tenants_take_turns_in_kv(work: Work, store: KVStore, reader: TinyReader
     work.ingest(work.corpus("big", "t1"), {"a.txt": paragraphs(6)})
     work.ingest(work.corpus("small", "t2"), {"b.txt": "small one"})
     queue = make_queue(work, store, reader, batch_tokens=15)
-    queue.run_once()
-    queue.run_once()
+    one_batch(queue)
+    one_batch(queue)
     assert {len(batch[0]) for batch in reader.batches} == {2, 12}
 
 
@@ -498,7 +504,7 @@ def test_what_another_site_is_computing_is_waited_for(
     with work.catalogue.read() as session:
         assert set(session.scalars(select(KVObject.attempt))) == {0}, "waiting is nobody's fault"
         ready.extend(session.scalars(select(KVObject.key)))
-    assert queue.run_once() == 0, "not asked again at once"
+    assert one_batch(queue) == 0, "not asked again at once"
     later = time.time() + RETRY_DELAY + 1
     monkeypatch.setattr(time, "time", lambda: later)
     queue.drain()

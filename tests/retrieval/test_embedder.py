@@ -93,14 +93,22 @@ def test_tokens_are_counted_as_the_model_sees_them(embedder: TextEmbedder) -> No
     assert embedder.count_tokens("word " * 400) == 402
 
 
-def test_identity_follows_the_content_and_not_the_place(embedder: TextEmbedder, tmp_path: Path) -> None:
+def test_identity_follows_the_content_and_not_the_place(embedder: SentenceEmbedder, tmp_path: Path) -> None:
     copy = tmp_path / "model"
     shutil.copytree(find_model("embedded"), copy)
     fingerprint = embedder.identity.split("@")[1]
     assert SentenceEmbedder(str(copy)).identity == f"model@{fingerprint}"
+    with next(copy.rglob("*.safetensors")).open("ab") as file:
+        file.write(b" ")
+    assert SentenceEmbedder(str(copy)).identity != f"model@{fingerprint}"
+    assert SentenceEmbedder(str(copy)).cutting == embedder.cutting, "other weights cut texts the same way"
     with (copy / "tokenizer.json").open("a") as file:
         file.write(" ")
     assert SentenceEmbedder(str(copy)).identity != f"model@{fingerprint}"
+    retokenized = SentenceEmbedder(str(copy)).cutting
+    assert retokenized != embedder.cutting
+    (copy / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    assert SentenceEmbedder(str(copy)).cutting != retokenized
     assert len(embedder.identity) < 64
 
 

@@ -326,6 +326,9 @@ def test_a_paragraph_on_two_pages_is_cited_where_it_stands(site: Site, monkeypat
         ("/v1/schedules", {"corpus_id": "vs_1", "cron": "0 6 * * *", "time_zone": "UTC"}),
         ("/v1/webhooks", {"url": "https://example.com/", "event": "job.failed"}),
         ("/v1/sites", {"name": "edge", "corpus": "vs_1"}),
+        ("/v1/corpora/vs_1/sync", {"manifest": [], "dryrun": True}),
+        ("/v1/corpora/vs_1/sync", {"manifest": [{"path": "a", "sha256": "0" * 64, "sha1": "x"}]}),
+        ("/v1/jobs/job-1/retry", {"files": "all"}),
     ],
 )
 def test_a_field_that_is_not_known_is_refused_and_not_passed_over(site: Site, path: str, body: dict[str, Any]) -> None:
@@ -333,5 +336,5 @@ def test_a_field_that_is_not_known_is_refused_and_not_passed_over(site: Site, pa
     with site.http() as http:
         refused = http.post(path, json=body)
     assert refused.status_code == 400, refused.text
-    unknown = (set(body) & {"days", "time_zone", "event", "corpus"}).pop()
+    unknown = ({"days", "time_zone", "event", "corpus", "dryrun", "files"} & set(body) or {"sha1"}).pop()
     assert unknown in refused.json()["error"]["message"] + str(refused.json()["error"]["param"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -225,6 +226,23 @@ def test_what_is_encrypted_stays_so(site: Site, settings: Settings, tmp_path_fac
     sealed.read_all("raw/0/sealed", lambda size: held.append(bytearray(size)) or memoryview(held[-1]))
     assert held[-1] == b"plain words of a contract"
     assert not any(b"plain words" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_backup_and_what_is_restored_are_their_owners_only(
+    site: Site, settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site.corpus_of("handbook", {"a.txt": "Invoices are due after thirty days."})
+    folder = tmp_path_factory.mktemp("b")
+    before = os.umask(0o022)
+    try:
+        back_up(settings, folder / "backup", kv=True)
+        restore(Settings(data_dir=folder / "there"), folder / "backup")
+        assert os.umask(0o022) == 0o022, "the process makes its other files as before"
+    finally:
+        os.umask(before)
+    made = list(folder.rglob("*"))
+    assert {"catalogue.db", "secret", "admin.key", "manifest.json"} <= {path.name for path in made}
+    assert not [path for path in made if path.stat().st_mode & 0o077]
 
 
 @pytest.mark.services

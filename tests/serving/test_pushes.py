@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from api_kit import Site
+from fixtures_work import settle_all
 from sqlalchemy import select, update
 
 from ingest import pushes
-from ingest.jobs import settle_all
 from ingest.planner import SourcePlanner
 from ingest.schedules import create_schedule, tick
 from storage.catalogue.schema import Corpus, Job, PushDelivery, Schedule, ScheduleRun

@@ -17,6 +17,15 @@ def test_an_unknown_setting_is_refused_with_its_nearest_name() -> None:
         load_settings({"PREREAD_TOPK": "3"})
 
 
+def test_other_users_of_the_machine_have_no_way_into_the_data_folder(tmp_path: Path) -> None:
+    master_secret(Settings(data_dir=tmp_path / "new" / "data"))
+    assert (tmp_path / "new" / "data").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new" / "data" / "secret").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "open").mkdir(mode=0o755)
+    master_secret(Settings(data_dir=tmp_path / "open"))
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_bad_value_names_its_variable() -> None:
     with pytest.raises(UserError, match="PREREAD_PORT"):
         load_settings({"PREREAD_PORT": "many"})

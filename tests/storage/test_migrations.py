@@ -104,6 +104,11 @@ def test_chunks_of_before_get_their_anchors_if_they_are_long_enough(url: str, mi
     assert tuple(found) == ((None, None) if missing else anchors_of(ids))
 
 
+def test_no_revision_leads_back() -> None:
+    scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    assert not [script.revision for script in scripts if hasattr(script.module, "downgrade")]
+
+
 def test_revisions_are_walked_from_the_first() -> None:
     assert REVISIONS[0].startswith("0001")
     assert len(REVISIONS) == len(set(REVISIONS))

@@ -216,21 +216,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("schedule_id", "due_at"),
     )
-
-
-def downgrade() -> None:
-    for table in (
-        "schedule_run",
-        "chunk",
-        "schedule",
-        "job_file",
-        "document",
-        "job",
-        "file",
-        "corpus",
-        "api_key",
-        "tenant",
-        "kv_object",
-        "audit_event",
-    ):
-        op.drop_table(table)

@@ -14,8 +14,3 @@ depends_on = None
 def upgrade() -> None:
     with op.batch_alter_table("corpus") as table:
         table.add_column(sa.Column("settings", sa.JSON(), nullable=False, server_default="{}"))
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("corpus") as table:
-        table.drop_column("settings")

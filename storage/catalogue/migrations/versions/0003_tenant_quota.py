@@ -14,8 +14,3 @@ depends_on = None
 def upgrade() -> None:
     with op.batch_alter_table("tenant") as table:
         table.add_column(sa.Column("quota_bytes", sa.BigInteger(), nullable=True))
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("tenant") as table:
-        table.drop_column("quota_bytes")

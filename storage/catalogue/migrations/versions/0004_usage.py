@@ -35,11 +35,3 @@ def upgrade() -> None:
     with op.batch_alter_table("document") as table:
         table.add_column(sa.Column("not_stored", sa.String(64), nullable=True))
         table.add_column(sa.Column("codec", sa.String(32), nullable=True))
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("document") as table:
-        table.drop_column("codec")
-        table.drop_column("not_stored")
-    op.drop_table("document_use")
-    op.drop_table("usage_day")

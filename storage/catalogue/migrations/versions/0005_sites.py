@@ -66,8 +66,3 @@ def upgrade() -> None:
         sa.Column("pulled_bytes", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("site_id"),
     )
-
-
-def downgrade() -> None:
-    for table in ("site_link", "tombstone", "site_erasure", "site_wanted", "site"):
-        op.drop_table(table)

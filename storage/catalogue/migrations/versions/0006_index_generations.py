@@ -28,9 +28,3 @@ def upgrade() -> None:
     op.execute("UPDATE corpus SET index_generation = 'before' WHERE id IN (SELECT corpus_id FROM chunk)")
     for table in BEFORE:
         op.execute(f"DROP TABLE IF EXISTS {table}")
-
-
-def downgrade() -> None:
-    op.drop_index("document_closed", "document")
-    op.drop_column("corpus", "index_generation")
-    op.drop_table("index_generation")

@@ -71,9 +71,3 @@ def _webhooks() -> None:
         sa.UniqueConstraint("webhook_id", "job_id"),
     )
     op.create_index("webhook_due", "webhook_delivery", ["status", "next_at"])
-
-
-def downgrade() -> None:
-    op.drop_index("job_finished", "job")
-    for table in ("webhook_delivery", "webhook", "push_delivery", "push_hook", "source_item"):
-        op.drop_table(table)

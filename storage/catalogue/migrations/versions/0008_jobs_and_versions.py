@@ -84,18 +84,3 @@ def _move_awaited() -> None:
         for path, sha256 in request.get("waiting", {}).items():
             row = sa.update(file).where(file.c.job_id == job_id, file.c.path == path)
             connection.execute(row.values(sha256=sha256))
-
-
-def downgrade() -> None:
-    op.drop_table("version_chunk")
-    op.drop_table("document_version")
-    for name, column in (("document", "current_since"), ("corpus", "versions_from")):
-        with op.batch_alter_table(name) as table:
-            table.drop_column(column)
-    op.drop_index("kv_turn", "kv_object")
-    op.drop_index("kv_job", "kv_object")
-    op.create_index("ix_kv_object_job_id", "kv_object", ["job_id"])
-    op.drop_index("job_file_turn", "job_file")
-    op.drop_index("ix_job_file_sha256", "job_file")
-    with op.batch_alter_table("job_file") as table:
-        table.drop_column("sha256")

@@ -48,9 +48,3 @@ def _batches(connection: sa.Connection, chunk: Any) -> Iterator[list[Any]]:
             return
         yield rows
         after = rows[-1][0]
-
-
-def downgrade() -> None:
-    for name in COLUMNS:
-        op.drop_index(f"chunk_{name}", "chunk")
-        op.drop_column("chunk", name)

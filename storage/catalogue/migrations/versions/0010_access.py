@@ -46,16 +46,6 @@ POSTGRESQL = (
     "CREATE TRIGGER audit_event_whole BEFORE TRUNCATE ON audit_event EXECUTE FUNCTION audit_event_keep()",
     "CREATE TRIGGER audit_event_stays BEFORE DELETE ON audit_event FOR EACH ROW EXECUTE FUNCTION audit_event_stay()",
 )
-UNDO = {
-    "sqlite": ("DROP TRIGGER audit_event_kept", "DROP TRIGGER audit_event_stays"),
-    "postgresql": (
-        "DROP TRIGGER audit_event_kept ON audit_event",
-        "DROP TRIGGER audit_event_whole ON audit_event",
-        "DROP TRIGGER audit_event_stays ON audit_event",
-        "DROP FUNCTION audit_event_keep()",
-        "DROP FUNCTION audit_event_stay()",
-    ),
-}
 
 
 def upgrade() -> None:
@@ -85,15 +75,3 @@ def upgrade() -> None:
     )
     for statement in SQLITE if op.get_bind().dialect.name == "sqlite" else POSTGRESQL:
         op.execute(statement)
-
-
-def downgrade() -> None:
-    for statement in UNDO[op.get_bind().dialect.name]:
-        op.execute(statement)
-    for table in ("login_state", "sharing_group", "audit_head"):
-        op.drop_table(table)
-    op.drop_index("audit_chain", "audit_event")
-    for table, columns in {**ADDED, "audit_event": (*ADDED["audit_event"], ("outcome", sa.String()))}.items():
-        with op.batch_alter_table(table) as changed:
-            for name, _ in columns:
-                changed.drop_column(name)

@@ -29,8 +29,3 @@ def upgrade() -> None:
     )
     op.create_index("upload_due", "upload", ["status", "expires_at"])
     op.create_index("file_purpose", "file", ["purpose"])
-
-
-def downgrade() -> None:
-    op.drop_index("file_purpose", "file")
-    op.drop_table("upload")

@@ -1,0 +1,100 @@
+"""Leases on plans: a sync job is leased as a whole while its files are found out."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy.orm import Session
+
+from ingest.jobs import ACTIVE, lock_job
+from ingest.leases import LeaseLost, start_job
+from storage.catalogue.engine import Catalogue
+from storage.catalogue.lease import lease_token
+from storage.catalogue.schema import Job
+from storage.errors import Cancelled
+
+
+def has_plan(session: Session) -> bool:
+    """Whether a job waits to be planned."""
+    return session.scalars(select(Job.id).where(*_unplanned(time.time())).limit(1)).first() is not None
+
+
+def _unplanned(now: float) -> list[ColumnElement[bool]]:
+    return [
+        Job.type == "sync",
+        Job.stage == "fetch",
+        Job.status.in_(("queued", "in_progress")),
+        Job.lease_owner.is_(None),
+        or_(Job.lease_expires.is_(None), Job.lease_expires <= now),
+    ]
+
+
+def claim_plan(catalogue: Catalogue, owner: str, seconds: float) -> Job | None:
+    """Lease a sync job whose files are not known yet."""
+    now = time.time()
+    query = (
+        select(Job)
+        .where(*_unplanned(now))
+        .order_by(Job.created_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    with catalogue.write() as session:
+        job = session.scalars(query).first()
+        if job is None:
+            return None
+        job.lease_owner, job.lease_expires = lease_token(owner), now + seconds
+        start_job(session, job.id, now, job.attempt + 1)
+        return job
+
+
+def renew_plan(catalogue: Catalogue, job: Job, seconds: float) -> None:
+    now = time.time()
+    with catalogue.write() as session:
+        session.execute(
+            update(Job)
+            .where(Job.id == job.id, Job.lease_owner == job.lease_owner)
+            .values(lease_expires=now + seconds, last_heartbeat_at=now)
+        )
+
+
+def owned_plan(session: Session, job: Job) -> Job:
+    """The leased job's row, locked. Raises LeaseLost or Cancelled."""
+    row = lock_job(session, job.id)
+    if row is None or row.lease_owner != job.lease_owner:
+        raise LeaseLost("the lease on this job has expired")
+    if row.status == "cancelling":
+        raise Cancelled("the job was cancelled")
+    return row
+
+
+def reap_plans(session: Session, now: float) -> set[str]:
+    """Return the jobs that dead workers were planning, or fail them after too many. Their ids, to be settled."""
+    expired = session.scalars(
+        select(Job)
+        .where(Job.status.in_(ACTIVE), Job.lease_owner.is_not(None), Job.lease_expires < now)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for job in expired:
+        give_back_plan(job, "worker_lost", f"{job.attempt} workers died on this job")
+    return {job.id for job in expired}
+
+
+def give_back_plan(job: Job, code: str, message: str, delay: float = 0.0) -> None:
+    """Let another run plan the job; after `max_attempts` of them the job fails."""
+    job.lease_owner = None
+    job.lease_expires = time.time() + delay if delay else None
+    if job.attempt >= job.max_attempts:
+        fail_plan(job, code, message)
+
+
+def hand_over_plan(job: Job) -> None:
+    """Let another worker plan the job at once; the attempt does not count."""
+    job.lease_owner = job.lease_expires = None
+    job.attempt = max(0, job.attempt - 1)
+
+
+def fail_plan(job: Job, code: str, message: str, retryable: bool = True) -> None:
+    job.lease_owner = job.lease_expires = None
+    job.result = {**job.result, "error": {"code": code, "message": message, "retryable": retryable}}
