@@ -74,7 +74,10 @@ class SentenceEmbedder:
             return int(self._model.get_embedding_dimension())
 
     def count_tokens(self, text: str) -> int:
-        return self._pieces.count(text)
+        return self.count_batch([text])[0]
+
+    def count_batch(self, texts: Sequence[str]) -> list[int]:
+        return self._pieces.counts(texts)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         encoded = self._pieces.ids([text[: self._max_characters] for text in texts])

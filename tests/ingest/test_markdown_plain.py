@@ -31,7 +31,7 @@ def without_the_rule() -> MarkdownIt:
     return reader
 
 
-READER = markdown._reader
+READER = markdown._reader.__wrapped__
 
 
 def both(text: str) -> tuple[list[Block], list[Block]]:
