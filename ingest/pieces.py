@@ -97,11 +97,11 @@ def _covering(document: ParsedDocument) -> Iterator[Block]:
     reached = starts[0] if starts else length
     if document.text[:reached].strip():
         yield Block("paragraph", 0, reached)
-    for (kind, start, _, *rest), following in zip(blocks, [*starts, length][1:], strict=True):
+    for (kind, start, _, headings, header, breaks), following in zip(blocks, [*starts, length][1:], strict=True):
         start = max(reached, start)
         if start < following:
             reached = following
-            yield Block(kind, start, following, *rest)
+            yield Block(kind, start, following, headings, header, breaks)
 
 
 class Ruler:
@@ -244,7 +244,7 @@ def _parts(block: Block, level: int, ruler: Ruler, above: Sizes) -> list[Piece]:
     bounds = [block.start, *(b for b in block.breaks if block.start < b < block.end), block.end]
     # Each time what is too long is divided more finely: start, end, how good a cut before it is; a piece is done.
     parts: list[tuple[int, int, int] | Piece] = [(a, b, BREAK) for a, b in pairwise(bounds)]
-    parts[0] = (*bounds[:2], level)
+    parts[0] = (bounds[0], bounds[1], level)
     finer = BREAK
     while spans := [(part[0], part[1]) for part in parts if not isinstance(part, Piece)]:
         sizes = iter(ruler.sizes(spans))

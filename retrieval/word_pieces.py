@@ -54,7 +54,8 @@ class WordPieces:
         # A text's tokens are those of its words, but for blanks that are control characters: they are not seen at all.
         some = words_of(texts) if any(map("".join(texts).__contains__, _UNSEEN)) else texts
         clean = [text.encode("utf-8", "replace") for text in some]
-        return np.diff(self._fast.backend.encode_batch(clean, parallel=False)[1]).tolist()
+        counts: list[int] = np.diff(self._fast.backend.encode_batch(clean, parallel=False)[1]).tolist()
+        return counts
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """What the model is given for each text: its ids, cut off at the limit."""

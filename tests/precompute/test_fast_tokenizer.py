@@ -78,6 +78,14 @@ def test_ids_are_those_of_the_tokenizer_itself(family: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_sign_that_some_take_for_a_blank_is_left_to_the_tokenizer_itself(family: str) -> None:
+    texts = ["a", "a\u180eb  \u180e c\n\u180e"]
+    expected = [FAMILIES[family].encode(text, add_special_tokens=False).ids for text in texts]
+    assert FAST[family].ids_batch(texts) == expected == [FAST[family].ids(text) for text in texts]
+    assert FAST[family].sizes(texts) == list(map(len, expected))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_character_that_is_written_is_read_alike(family: str) -> None:
     """Letters, digits and blanks are told apart by tables of characters, of which each library has its own."""
     scripts = (c for c in map(chr, range(0x20000)) if unicodedata.category(c) not in {"Cn", "Cs", "Co"})
