@@ -9,7 +9,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import structlog
 
@@ -54,13 +54,15 @@ class Asked:
 
 
 class EmbedQueue:
-    """Embeds in a thread of its own, in the order of asking by groups; the thread ends when nothing is left to do."""
+    """Embeds in a thread of its own, in the order of asking by groups. It is always the same thread: tokenizers and the
+    encoder's kernels keep memory for each that has called them."""
 
     def __init__(self, embedder: TextEmbedder) -> None:
         self._embedder = embedder
         self._lock = threading.Lock()
         self._waiting: deque[Asked] = deque()
         self._works = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embed")
 
     def ask(self, texts: Sequence[str]) -> Asked:
         """Have texts embedded, one at least."""
@@ -69,7 +71,7 @@ class EmbedQueue:
             self._waiting.append(asked)
             if not self._works:
                 self._works = True
-                threading.Thread(target=self._work, name="embed").start()
+                self._thread.submit(self._work)
         return asked
 
     def _work(self) -> None:
