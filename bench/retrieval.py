@@ -58,7 +58,7 @@ Split = Callable[[ParsedDocument, str, Tools], list[Piece]]
 
 def ours(chunk_tokens: int, headings: bool = True, name: bool = True) -> Split:
     def split(document: ParsedDocument, path: str, tools: Tools) -> list[Piece]:
-        limits = {"embedder_tokens": tools.embedder.count_tokens, "embedder_limit": tools.embedder.max_tokens}
+        limits = {"embedder_tokens": tools.embedder.count_batch, "embedder_limit": tools.embedder.max_tokens}
         chunks = cut(document, tools.tokenizer, max_tokens=chunk_tokens, **limits)  # type: ignore[arg-type]
         return [
             Piece(c.start, c.end, indexed_text(c.text, c.headings if headings else (), path if name else ""), c.headings)

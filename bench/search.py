@@ -192,6 +192,9 @@ class _Nearby:
     def count_tokens(self, text: str) -> int:
         return self._embedder.count_tokens(text)
 
+    def count_batch(self, texts: Sequence[str]) -> Sequence[int]:
+        return self._embedder.count_batch(texts)
+
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         self._embedder.embed(texts)
         self.last = self._made.near_a_document().tolist()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import NamedTuple
 
-from ingest.pieces import GLUED, Piece, Ruler, pieces_of, sections_of
-from storage.types import Anchor, Chunk, ParsedDocument, TextTokenizer
+from ingest.pieces import GLUED, CountTokens, Piece, Ruler, Section, pieces_of, sections_of
+from storage.types import Chunk, ParsedDocument, TextTokenizer
 
 VERSION = 2  # of the cuts: a change that moves any of them is a new version
 _LEAST = 16  # tokens: less would not hold a single character in every tokenizer
@@ -26,35 +26,60 @@ def cut(
     tokenizer: TextTokenizer,
     *,
     max_tokens: int,
-    embedder_tokens: Callable[[str], int] | None = None,
+    embedder_tokens: CountTokens | None = None,
     embedder_limit: int | None = None,
 ) -> list[Chunk]:
-    """The chunks of a document in order, none over `max_tokens` of the reader or the embedder's limit."""
+    """The chunks of a document in order, none over `max_tokens` of the reader or the embedder's limit. Tokenizers are given
+    many texts at a time."""
     ruler = Ruler(document.text, tokenizer, max_tokens, embedder_tokens, embedder_limit)
     if min(ruler.limits) < _LEAST:
         raise ValueError(f"a chunk must be allowed at least {_LEAST} tokens")
     place = _Places(document)
     chunks: list[Chunk] = []
-    for section in sections_of(document):
-        pieces = pieces_of(section, ruler)
-        for start, end in _pack(pieces, ruler):
-            for span, ids in _verified(pieces[start:end], ruler):
-                headings = section.headings_at(span[0], span[1])
-                chunks.append(place.chunk(len(chunks), span, ids, headings))
+    runs = list(_runs(document, ruler))
+    spans = [ruler.trimmed(run.start, run.end) for run in runs]
+    for run, (start, end), ids in zip(runs, spans, ruler.ids_within_limits(spans), strict=True):
+        if start == end:
+            continue
+        for a, b, some in [(start, end, ids)] if ids is not None else _verified(run.pieces(ruler), ruler):
+            chunks.append(place.chunk(len(chunks), a, b, some, run.section.headings_at(a, b)))
     return chunks
 
 
 # --- packing ---
 
 
-def _pack(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[int, int]]:
-    """Runs [start, end) of pieces, each within the limits by count."""
+class _Run(NamedTuple):
+    """A span of a section that makes a chunk by count."""
+
+    section: Section
+    start: int
+    end: int
+    packed: Sequence[Piece] | None = None  # None: the whole section
+
+    def pieces(self, ruler: Ruler) -> Sequence[Piece]:
+        return pieces_of(self.section, ruler) if self.packed is None else self.packed
+
+
+def _runs(document: ParsedDocument, ruler: Ruler) -> Iterator[_Run]:
+    sections = list(sections_of(document))
+    whole = ruler.fit_whole(sections)
+    spans = [block[1:3] for section, one in zip(sections, whole, strict=True) if not one for block in section.blocks]
+    sizes = iter(ruler.sizes(spans))
+    for section, one in zip(sections, whole, strict=True):
+        if one:
+            yield _Run(section, *section.span)
+        else:
+            yield from _pack(section, pieces_of(section, ruler, islice(sizes, len(section.blocks))), ruler)
+
+
+def _pack(section: Section, pieces: Sequence[Piece], ruler: Ruler) -> Iterator[_Run]:
     columns = zip(*(piece.sizes for piece in pieces), strict=True)
-    sums = [list(accumulate(sizes, initial=0)) for sizes in columns]
+    sums = [list(accumulate(column, initial=0)) for column in columns]
     start = 0
     while start < len(pieces):
         end = _end_of_run(pieces, sums, start, ruler)
-        yield start, end
+        yield _Run(section, pieces[start].start, pieces[end - 1].end, pieces[start:end])
         start = end
 
 
@@ -87,7 +112,7 @@ def _fingerprint(text: str, piece: Piece) -> int:
 # --- verifying ---
 
 
-def _verified(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
+def _verified(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Span and token ids of the chunk these pieces make, or of several where counts had been too low."""
     stack = [pieces]
     while stack:
@@ -95,14 +120,14 @@ def _verified(pieces: Sequence[Piece], ruler: Ruler) -> Iterator[tuple[tuple[int
         span = ruler.trimmed(run[0].start, run[-1].end)
         if span[0] == span[1]:
             continue
-        ids = ruler.ids_within_limits(*span)
+        (ids,) = ruler.ids_within_limits([span])
         if ids is not None:
-            yield span, ids
+            yield *span, ids
             continue
         if all(piece.level == GLUED for piece in run[1:]):  # one piece, or headings and one
             run = [*run[:-1], *ruler.finer(run[-1])]
         if len(run) == 1:  # a single character: nothing is left to cut
-            yield span, ruler.ids(*span)
+            yield *span, ruler.ids(*span)
             continue
         middle = _middle(run)
         stack += [run[middle:], run[:middle]]
@@ -120,34 +145,28 @@ def _middle(run: Sequence[Piece]) -> int:
 # --- where a chunk stands ---
 
 
-@dataclass(frozen=True)
-class _Pages:
-    starts: tuple[int, ...]
-    anchors: tuple[Anchor, ...]
-
-    def at(self, offset: int) -> int | None:
-        index = bisect_right(self.starts, offset) - 1
-        return self.anchors[index].page if index >= 0 else None
-
-
 class _Places:
     """Lines and pages of spans of one document."""
 
     def __init__(self, document: ParsedDocument) -> None:
         self._text = document.text
-        self._pages = _Pages(tuple(anchor.start for anchor in document.anchors), document.anchors)
+        self._pages = [(anchor.start, anchor.page) for anchor in document.anchors]
+        if all(page is None for _, page in self._pages):
+            self._pages = []  # a format without pages
         self._counted, self._line = 0, 1
 
-    def chunk(
-        self, ordinal: int, span: tuple[int, int], ids: tuple[int, ...], headings: tuple[str, ...]
-    ) -> Chunk:
+    def chunk(self, ordinal: int, start: int, end: int, ids: tuple[int, ...], headings: tuple[str, ...]) -> Chunk:
         """The finished chunk. Spans must come in order: lines are counted on from the last."""
-        start, end = span
         first, last = self._line_at(start), self._line_at(end - 1)
-        return Chunk(
-            ordinal, self._text[start:end], ids, start, end, headings,
-            self._pages.at(start), self._pages.at(end - 1), first, last,
-        )  # fmt: skip
+        text = self._text[start:end]
+        if not self._pages:
+            return Chunk(ordinal, text, ids, start, end, headings, None, None, first, last)
+        pages = self._page_at(start), self._page_at(end - 1)
+        return Chunk(ordinal, text, ids, start, end, headings, *pages, first, last)
+
+    def _page_at(self, offset: int) -> int | None:
+        index = bisect_right(self._pages, offset, key=lambda page: page[0]) - 1
+        return self._pages[index][1] if index >= 0 else None
 
     def _line_at(self, offset: int) -> int:
         self._line += self._text.count("\n", self._counted, offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 _DELIMITERS = ",\t;|"
 _SNIFFED = 50  # records a delimiter is judged by
@@ -18,7 +18,12 @@ def delimiter_of(lines: Sequence[str], *, strict: bool = False) -> str | None:
     is no table.
     """
     best: tuple[float, int, str] | None = None
+    # Before the first quotation mark a line is a record: where one lacks the sign, it cannot be in every record.
+    first = islice(filter(str.strip, lines[: 4 * _SNIFFED]), _SNIFFED)
+    begin = list(takewhile(lambda line: '"' not in line, first)) if strict else []
     for delimiter in _DELIMITERS:
+        if any(delimiter not in line for line in begin):
+            continue
         reader = csv.reader((line + "\n" for line in lines[: 4 * _SNIFFED] if line.strip()), delimiter=delimiter)
         try:
             records = list(islice(reader, _SNIFFED))

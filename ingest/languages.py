@@ -149,7 +149,7 @@ _SHEBANG = re.compile(rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?([A-Za-z]+[\d.]*)"
 _OBJC = re.compile(rb"^\s*(?:@(?:interface|implementation|protocol|import|class)\b|#import\b)", re.M)
 _CPP = re.compile(rb"^\s*(?:class|namespace|template|using|public:|private:)\b", re.M)
 
-_PYTHON = re.compile(rb"^(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[:(])", re.M)
+_PYTHON = re.compile(rb"\n(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[:(])")
 NAMELESS = frozenset({"", "txt", "text", "dat", "data", "bak", "old", "out"})  # suffixes that say nothing
 
 
@@ -178,7 +178,7 @@ def language_of(data: bytes, name: str) -> str | None:
 
 def _is_python(data: bytes) -> bool:
     """Whether this is a whole Python program, not only a text that speaks of one."""
-    if not _PYTHON.search(data):
+    if not _PYTHON.search(b"\n" + data):
         return False
     try:
         with warnings.catch_warnings():  # of the program's own oddities

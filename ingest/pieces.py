@@ -6,8 +6,8 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
+from operator import add
 from typing import NamedTuple
 
 from storage.types import Block, ParsedDocument, TextTokenizer
@@ -27,6 +27,12 @@ _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s+|[。！？；!?][”�
 _LINE = re.compile(r"\n+")
 _WORD = re.compile(r"\S+")
 _CODE = frozenset({"code", "definition"})
+_LIKELY = 4  # characters a token: a section longer than the least limit's tokens of these is seldom one chunk
+_SEAM = 4  # tokens: what a block counts more by itself than in its section, at most (its special tokens, its first blank)
+_AT_ONCE = 2048  # spans given to a tokenizer together
+
+Sizes = tuple[int, ...]  # a count under each limit
+CountTokens = Callable[[Sequence[str]], Sequence[int]]
 
 
 class Piece(NamedTuple):
@@ -36,14 +42,17 @@ class Piece(NamedTuple):
     end: int
     level: int
     kind: str
-    sizes: tuple[int, ...]
+    sizes: Sizes
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A heading (or several with nothing between) and what stands under it. Blocks reach to the next."""
 
     blocks: tuple[Block, ...]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.blocks[0].start, self.blocks[-1].end
 
     def headings_at(self, start: int, end: int) -> tuple[str, ...]:
         """The heading path of a chunk: that of its first text which is not itself a heading.
@@ -73,12 +82,7 @@ def sections_of(document: ParsedDocument) -> Iterator[Section]:
     """The sections, covering the whole text: what no block claims belongs to the block before it."""
     run: list[Block] = []
     for block in _covering(document):
-        before = run[-1] if run else None
-        if (
-            before is not None
-            and before.kind != "heading"
-            and (block.kind == "heading" or block.headings != before.headings)
-        ):
+        if run and run[-1].kind != "heading" and (block.kind == "heading" or block.headings != run[-1].headings):
             yield Section(tuple(run))
             run = []
         run.append(block)
@@ -88,19 +92,16 @@ def sections_of(document: ParsedDocument) -> Iterator[Section]:
 
 def _covering(document: ParsedDocument) -> Iterator[Block]:
     blocks = [block for block in document.blocks if block.start < block.end]
+    starts = [block.start for block in blocks]
     length = len(document.text)
-    if not length:
-        return
-    if not blocks or document.text[: blocks[0].start].strip():
-        first = blocks[0].start if blocks else length
-        yield Block("paragraph", 0, first)
-    reached = 0
-    for index, block in enumerate(blocks):
-        following = blocks[index + 1].start if index + 1 < len(blocks) else length
-        start, end = max(reached, block.start), max(reached, following)
-        reached = end
-        if start < end:
-            yield Block(block.kind, start, end, block.headings, block.header, block.breaks)
+    reached = starts[0] if starts else length
+    if document.text[:reached].strip():
+        yield Block("paragraph", 0, reached)
+    for (kind, start, _, headings, header, breaks), following in zip(blocks, [*starts, length][1:], strict=True):
+        start = max(reached, start)
+        if start < following:
+            reached = following
+            yield Block(kind, start, following, headings, header, breaks)
 
 
 class Ruler:
@@ -111,30 +112,62 @@ class Ruler:
         text: str,
         tokenizer: TextTokenizer,
         max_tokens: int,
-        embedder_tokens: Callable[[str], int] | None,
+        embedder_tokens: CountTokens | None,
         embedder_limit: int | None,
     ) -> None:
         self.text = text
         self._tokenizer = tokenizer
         self._embedder = embedder_tokens if embedder_limit is not None else None
         second = () if self._embedder is None or embedder_limit is None else (embedder_limit,)
-        self.limits: tuple[int, ...] = (max_tokens, *second)
+        self.limits: Sizes = (max_tokens, *second)
+        self.nothing: Sizes = (0,) * len(self.limits)
+        self._over: Sizes = tuple(limit + 1 for limit in self.limits)
         self._longest = _DENSEST * max_tokens
 
-    def sizes(self, start: int, end: int) -> tuple[int, ...]:
-        """A span's count under each limit. One over the first limit is not counted for the embedder."""
-        last = end
-        start, end = self.trimmed(start, end)
-        if end - start > self._longest:
-            return tuple(limit + 1 for limit in self.limits)
-        tokens = self._tokenizer.count(self.text[start : min(last, end + _GAP)])
-        if self._embedder is None:
-            return (tokens,)
-        if tokens > self.limits[0]:
-            return (tokens, self.limits[-1] + 1)
-        return (tokens, self._embedder(self.text[start:end]))
+    def sizes(self, spans: Sequence[tuple[int, int]]) -> list[Sizes]:
+        """The spans' counts under each limit. One over the first limit is not counted for the embedder."""
+        found: list[Sizes] = []
+        for some in _batches(spans):
+            found += self._sizes(some)
+        return found
 
-    def fits(self, sizes: Sequence[int], taken: Sequence[int]) -> bool:
+    def _sizes(self, spans: Sequence[tuple[int, int]]) -> list[Sizes]:
+        text, over = self.text, self._over
+        sizes = [over] * len(spans)
+        kept: list[tuple[int, int, int]] = []  # number, start and end of those that are not surely too long
+        whole: list[str] = []
+        for number, (start, last) in enumerate(spans):
+            start, end = self.trimmed(start, last)
+            if end - start <= self._longest:
+                kept.append((number, start, end))
+                whole.append(text[start : min(last, end + _GAP)])
+        tokens = self._tokenizer.count_batch(whole)
+        if self._embedder is None:
+            for (number, _, _), count in zip(kept, tokens, strict=True):
+                sizes[number] = (count,)
+            return sizes
+        most = self.limits[0]
+        short = [(number, count, text[a:b]) for (number, a, b), count in zip(kept, tokens, strict=True) if count <= most]
+        for (number, count, _), second in zip(short, self._embedder([each for _, _, each in short]), strict=True):
+            sizes[number] = (count, second)
+        return sizes
+
+    def fit_whole(self, sections: Sequence[Section]) -> list[bool]:
+        """Whether each section surely fits into a chunk, also if its blocks are counted one by one: then they need not be."""
+        longest = _LIKELY * min(self.limits)
+        numbers, spans = [], []
+        for number, section in enumerate(sections):
+            start, end = section.span
+            if end - start <= longest:
+                numbers.append(number)
+                spans.append((start, end))
+        fit = [False] * len(sections)
+        for number, sizes in zip(numbers, self.sizes(spans), strict=True):
+            seams = _SEAM * (len(sections[number].blocks) - 1)
+            fit[number] = all(size + seams <= limit for size, limit in zip(sizes, self.limits, strict=True))
+        return fit
+
+    def fits(self, sizes: Sizes, taken: Sizes) -> bool:
         """Whether something of these sizes goes into a chunk beside what has taken its place already."""
         for size, there, limit in zip(sizes, taken, self.limits, strict=True):
             if size + there > limit:
@@ -145,25 +178,24 @@ class Ruler:
         """The token ids of exactly this span."""
         return tuple(self._tokenizer.encode(self.text[start:end]))
 
-    def ids_within_limits(self, start: int, end: int) -> tuple[int, ...] | None:
-        """The token ids of a span that keeps all limits, or None."""
-        text = self.text[start:end]
-        ids = self._tokenizer.encode(text)
-        if len(ids) > self.limits[0] or (
-            self._embedder is not None and self._embedder(text) > self.limits[-1]
-        ):
-            return None
-        return tuple(ids)
+    def ids_within_limits(self, spans: Sequence[tuple[int, int]]) -> list[tuple[int, ...] | None]:
+        """The token ids of each span that keeps all limits, else None."""
+        found: list[tuple[int, ...] | None] = []
+        for some in _batches(spans):
+            texts = [self.text[start:end] for start, end in some]
+            counts = self._embedder(texts) if self._embedder is not None else (0,) * len(texts)
+            for ids, count in zip(self._tokenizer.encode_batch(texts), counts, strict=True):
+                found.append(tuple(ids) if len(ids) <= self.limits[0] and count <= self.limits[-1] else None)
+        return found
 
     def trimmed(self, start: int, end: int) -> tuple[int, int]:
         """The span without blank lines before and blanks after it; its first line keeps its indentation."""
-        text = self.text
-        while end > start and text[end - 1].isspace():
-            end -= 1
-        first = start
-        while first < end and text[first].isspace():
-            first += 1
-        line = text.rfind("\n", start, first) + 1 or start
+        shown = self.text[start:end].rstrip()
+        end = start + len(shown)
+        if shown and not shown[0].isspace():
+            return start, end
+        first = end - len(shown.lstrip())
+        line = self.text.rfind("\n", start, first) + 1 or start
         return (line if first - line <= _INDENT else first), end
 
     def finer(self, piece: Piece) -> list[Piece]:
@@ -178,49 +210,58 @@ class Ruler:
             middle = (piece.start + piece.end) // 2
             spans, level = [(piece.start, middle), (middle, piece.end)], CHARACTER
         return [
-            Piece(
-                start, end, piece.level if start == piece.start else level, piece.kind, self.sizes(start, end)
-            )
-            for start, end in spans
+            Piece(a, b, piece.level if a == piece.start else level, piece.kind, sizes)
+            for (a, b), sizes in zip(spans, self.sizes(spans), strict=True)
         ]
 
 
-def pieces_of(section: Section, ruler: Ruler) -> list[Piece]:
-    """The section in pieces: blocks that fit whole, and parts of those that do not."""
+def _batches(spans: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+    return (spans[start : start + _AT_ONCE] for start in range(0, len(spans), _AT_ONCE))
+
+
+def pieces_of(section: Section, ruler: Ruler, sizes: Iterable[Sizes] | None = None) -> list[Piece]:
+    """The section in pieces: blocks that fit whole, and parts of those that do not. `sizes`: the blocks', if they are known."""
     pieces: list[Piece] = []
-    above = nothing = (0,) * len(ruler.limits)  # what the headings directly above take of the next chunk
-    for block in section.blocks:
+    sizes = ruler.sizes([(block.start, block.end) for block in section.blocks]) if sizes is None else sizes
+    above = nothing = ruler.nothing  # what the headings directly above take of the next chunk
+    for block, size in zip(section.blocks, sizes, strict=True):
         level = GLUED if any(above) else BLOCK
-        sizes = ruler.sizes(block.start, block.end)
-        if ruler.fits(sizes, above):
-            pieces.append(Piece(block.start, block.end, level, block.kind, sizes))
+        if ruler.fits(size, above):
+            pieces.append(Piece(block.start, block.end, level, block.kind, size))
         else:
             pieces += _parts(block, level, ruler, above)
-        if block.kind == "heading":
-            above = tuple(a + b for a, b in zip(above, sizes, strict=True))
-            if not ruler.fits(above, [limit // 4 for limit in ruler.limits]):
-                above = nothing  # no room for a body beside such a heading
-        else:
+        if block.kind != "heading":
             above = nothing
+            continue
+        above = tuple(map(add, above, size))
+        if not ruler.fits(above, tuple(limit // 4 for limit in ruler.limits)):
+            above = nothing  # no room for a body beside such a heading
     return pieces
 
 
-def _parts(block: Block, level: int, ruler: Ruler, above: tuple[int, ...]) -> list[Piece]:
+def _parts(block: Block, level: int, ruler: Ruler, above: Sizes) -> list[Piece]:
     """A long block's parts, each within the limits (the first beside its heading), coarse where they fit."""
-    result: list[Piece] = []
     bounds = [block.start, *(b for b in block.breaks if block.start < b < block.end), block.end]
-    # Spans still to do: start, end, how good a cut before it is, how finely it has been divided.
-    stack = [(a, b, level if a == block.start else BREAK, BREAK) for a, b in pairwise(bounds)][::-1]
-    while stack:
-        start, end, before, divided = stack.pop()
-        sizes = ruler.sizes(start, end)
-        if end - start == 1 or ruler.fits(sizes, (0,) * len(above) if result else above):
-            result.append(Piece(start, end, before, block.kind, sizes))
-            continue
-        finer = min(divided + 1, CHARACTER)
-        spans = list(_divide(ruler.text, start, end, finer, block.kind))
-        stack += [(a, b, before if a == start else finer, finer) for a, b in reversed(spans)]
-    return result
+    # Each time what is too long is divided more finely: start, end, how good a cut before it is; a piece is done.
+    parts: list[tuple[int, int, int] | Piece] = [(a, b, BREAK) for a, b in pairwise(bounds)]
+    parts[0] = (bounds[0], bounds[1], level)
+    finer = BREAK
+    while spans := [(part[0], part[1]) for part in parts if not isinstance(part, Piece)]:
+        sizes = iter(ruler.sizes(spans))
+        finer = min(finer + 1, CHARACTER)
+        divided: list[tuple[int, int, int] | Piece] = []
+        for part in parts:
+            if isinstance(part, Piece):
+                divided.append(part)
+                continue
+            (start, end, before), size = part, next(sizes)
+            if end - start == 1 or ruler.fits(size, above if start == block.start else ruler.nothing):
+                divided.append(Piece(start, end, before, block.kind, size))
+            else:
+                cuts = _divide(ruler.text, start, end, finer, block.kind)
+                divided += [(a, b, before if a == start else finer) for a, b in cuts]
+        parts = divided
+    return [part for part in parts if isinstance(part, Piece)]
 
 
 def _divide(text: str, start: int, end: int, level: int, kind: str) -> Iterator[tuple[int, int]]:

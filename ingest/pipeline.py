@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePosixPath
 
-import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -23,9 +22,10 @@ from ingest import versions
 from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
+from ingest.embedding import Asked, EmbedQueue, Vectors
 from ingest.expand import Unpacked, commit_members, drop_unpacked, members, unpack
 from ingest.files import drop_source_files, open_file
-from ingest.jobs import advance, lock_job, settle
+from ingest.jobs import STAGES, advance, lock_job, settle
 from ingest.languages import suffix_of
 from ingest.leases import FileLease, Hold, finish, owned
 from ingest.purge import release, try_sweep
@@ -41,8 +41,7 @@ from storage.policy.types import Decision
 from storage.tracing import span
 from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text, indexed_text
 
-log = structlog.get_logger()
-EMBED_BATCH = 32
+REMEMBERED = 1000  # jobs whose stage is known
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,11 @@ class Pipeline:
     decide: Decide = lambda document, corpus: Decision()  # by the operator's policy
     reindexer: Reindexer | None = None
     stopping: Callable[[], bool] = lambda: False  # whether this process has been told to end: then files are handed over
+    _stages: dict[str, int] = field(default_factory=dict)  # how far a job was when it was last advanced
+
+    @cached_property
+    def embedding(self) -> EmbedQueue:
+        return EmbedQueue(self.embedder)
 
     def process(self, lease: FileLease) -> None:
         """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
@@ -138,7 +142,24 @@ class Pipeline:
             data = stream.read()
             with span("ingest.parse", {"preread.bytes": len(data)}):
                 parsed = self.parser.parse(data, work.path, hold.check)
-            return Rest(lambda: self._commit(lease, self._prepare(lease, work, file, parsed, done_hash, hold), hold))
+            return Rest(lambda: self._cut(lease, work, file, parsed, done_hash, hold), size=len(parsed.text))
+
+    def _cut(self, lease: FileLease, work: Work, file: File, parsed: ParsedDocument, done_hash: str, hold: Hold) -> Rest:
+        """Cut the document, and ask for its vectors; they are computed beside those of other files."""
+        self._stage(lease, "chunk", hold)
+        with span("ingest.chunk"):
+            chunks = list(self.cut(parsed))
+        if not chunks:
+            raise FileError("the file holds no text", code="no_text_extracted")
+        self._stage(lease, "embed", hold)
+        asked, warnings = self._ask(chunks, work.path), parsed.warnings
+
+        def end() -> None:
+            with span("ingest.embed", {"preread.chunks": len(chunks)}):
+                vectors = asked.result(hold.check)
+            self._commit(lease, self._prepare(work, file, chunks, vectors, warnings, done_hash), hold)
+
+        return Rest(end, asked.drop, asked.done, len(parsed.text))
 
     def _commit(self, lease: FileLease, new: Prepared, hold: Hold) -> None:
         hold.check()
@@ -174,16 +195,14 @@ class Pipeline:
         return True
 
     def _prepare(
-        self, lease: FileLease, work: Work, file: File, parsed: ParsedDocument, done_hash: str, hold: Hold
+        self,
+        work: Work,
+        file: File,
+        chunks: Sequence[Chunk],
+        vectors: Vectors,
+        warnings: tuple[str, ...],
+        done_hash: str,
     ) -> Prepared:
-        self._stage(lease, "chunk", hold)
-        with span("ingest.chunk"):
-            chunks = list(self.cut(parsed))
-        if not chunks:
-            raise FileError("the file holds no text", code="no_text_extracted")
-        self._stage(lease, "embed", hold)
-        with span("ingest.embed", {"preread.chunks": len(chunks)}):
-            vectors = self._embed(chunks, work.path, hold)
         good = [(chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True) if vector is not None]
         if not good:
             raise FileError("no chunk of the file could be embedded", code="embedding_failed")
@@ -199,40 +218,26 @@ class Pipeline:
             vectors=[vector for _, vector in good],
             kv_keys=keys,
             skipped=len(chunks) - len(good),
-            warnings=parsed.warnings,
+            warnings=warnings,
             not_stored=decision.by["store"] if not decision.stored else None,
             codec=codec,
         )
 
     def _stage(self, lease: FileLease, stage: str, hold: Hold) -> None:
+        """Move the job's stage forward: seldom more than once for all its files."""
         hold.check()
+        reached = STAGES.index(stage)
+        if self._stages.get(lease.job_id, -1) >= reached:
+            return
         with self.catalogue.write() as session:
             advance(session, lease.job_id, stage)
+        if len(self._stages) >= REMEMBERED:
+            self._stages.clear()
+        self._stages[lease.job_id] = reached
 
-    def _embed(self, chunks: Sequence[Chunk | ChunkRow], path: str, hold: Hold) -> list[list[float] | None]:
-        """A vector per chunk, or None. Texts of like length go to the encoder together: it pads the shorter ones."""
-        texts = [embedded_text(self.embedder, c.text, c.headings, path) for c in chunks]
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        vectors: list[list[float] | None] = [None] * len(texts)
-        for start in range(0, len(order), EMBED_BATCH):
-            hold.check()
-            some = order[start : start + EMBED_BATCH]
-            for index, vector in zip(some, self._embed_batch([texts[index] for index in some]), strict=True):
-                vectors[index] = vector
-        return vectors
-
-    def _embed_batch(self, texts: Sequence[str]) -> list[list[float] | None]:
-        """One vector per text, None for one that the embedder cannot take: it fails alone, not its whole
-        batch."""
-        try:
-            vectors = self.embedder.embed(texts)
-        except Exception as error:  # noqa: BLE001 - one text's fault stays with that text
-            log.warning("embedding_failed", texts=len(texts), error=type(error).__name__)
-            if len(texts) == 1:
-                return [None]
-            half = len(texts) // 2
-            return [*self._embed_batch(texts[:half]), *self._embed_batch(texts[half:])]
-        return [vector if all(map(math.isfinite, vector)) else None for vector in vectors]
+    def _ask(self, chunks: Sequence[Chunk | ChunkRow], path: str) -> Asked:
+        """Have a vector computed for each chunk."""
+        return self.embedding.ask([embedded_text(self.embedder, c.text, c.headings, path) for c in chunks])
 
     def _commit_archive(self, lease: FileLease, file: File, done_hash: str, found: Unpacked) -> None:
         """End an archive: it has no chunks itself, and its files are in the job from now on."""
@@ -279,7 +284,7 @@ class Pipeline:
                 return []
             query = select(ChunkRow).where(ChunkRow.document_id == document.id).order_by(ChunkRow.ordinal)
             chunks = session.scalars(query).all()
-        vectors = self._embed(chunks, row.path, hold)
+        vectors = self._ask(chunks, row.path).result(hold.check) if chunks else []
         texts = [indexed_text(chunk.text, chunk.headings, row.path) for chunk in chunks]
         return [(c.id, t, v) for c, t, v in zip(chunks, texts, vectors, strict=True) if v is not None]
 

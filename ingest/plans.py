@@ -33,15 +33,12 @@ def _unplanned(now: float) -> list[ColumnElement[bool]]:
 def claim_plan(catalogue: Catalogue, owner: str, seconds: float) -> Job | None:
     """Lease a sync job whose files are not known yet."""
     now = time.time()
-    query = (
-        select(Job)
-        .where(*_unplanned(now))
-        .order_by(Job.created_at)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
+    query = select(Job).where(*_unplanned(now)).order_by(Job.created_at).limit(1)
+    with catalogue.read() as session:
+        if session.scalars(query).first() is None:  # seen without anybody having to wait: it is asked for each file
+            return None
     with catalogue.write() as session:
-        job = session.scalars(query).first()
+        job = session.scalars(query.with_for_update(skip_locked=True)).first()
         if job is None:
             return None
         job.lease_owner, job.lease_expires = lease_token(owner), now + seconds

@@ -1,14 +1,16 @@
-"""One leased file's run, in two halves: what needs no model (fetch, parse), and the rest (cut, embed, commit).
+"""One leased file's run, in parts: what needs no model (fetch, parse), what asks for vectors (cut), and the rest (commit).
 
-Between them the file waits for its turn, so that a worker may read the next file while it computes one. A run
-comes to its end whatever happens, in either half or between them: only a lost lease leaves the file to whoever holds it.
+Between them the file waits for its turn and its vectors, so that a worker may have several in hand. A run comes to its end
+whatever happens, in a part or between two: only a lost lease leaves the file to whoever holds it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from sqlalchemy.orm import Session
@@ -29,14 +31,17 @@ _LOOK_SECONDS = 0.2  # how often a file that waits for its turn asks whether it 
 
 @dataclass(frozen=True)
 class Rest:
-    """The second half of a run. `undo` takes back what the first has stored, where the second does not come to its end."""
+    """What is left of a run. `do` does its next part, and gives what is left then. `undo` takes back what has been done for
+    it, where it does not come to its end. `ready`: done once it need not wait; `size`: characters of text held for it."""
 
-    do: Callable[[], None]
+    do: Callable[[], Rest | None]
     undo: Callable[[], None] = lambda: None
+    ready: Future[Any] | None = None
+    size: int = 0
 
 
 class FileRun:
-    """A file under its lease, which a heartbeat renews from the first half to the end."""
+    """A file under its lease, which a heartbeat renews from the first part to the end."""
 
     def __init__(
         self,
@@ -46,7 +51,7 @@ class FileRun:
         first: Callable[[Hold], Rest | None],
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Do the first half. It gives the second one, or None if it has ended the file."""
+        """Do the first part. It gives the rest, or None if it has ended the file."""
         self._catalogue, self._lease = catalogue, lease
         self._hold = Hold(catalogue, lease, seconds, stopping)
         self._rest: Rest | None = None
@@ -67,10 +72,30 @@ class FileRun:
         """Whether no other file may be in hand meanwhile: an earlier run of this one failed, and perhaps killed its worker."""
         return self._lease.attempt > 0
 
-    def wait(self, wanted: threading.Event) -> None:
-        """Return once it is this file's turn. If its job is cancelled, or its lease lost, it ends before."""
-        while self._rest is not None and not wanted.wait(_LOOK_SECONDS):
+    @property
+    def waits_for(self) -> Future[Any] | None:
+        """What is not done yet, and must be before the next part; None if there is nothing to wait for."""
+        ready = self._rest.ready if self._rest is not None else None
+        return None if ready is None or ready.done() else ready
+
+    @property
+    def size(self) -> int:
+        """Characters of text that are held for it."""
+        return self._rest.size if self._rest is not None else 0
+
+    @property
+    def ended(self) -> bool:
+        return self._rest is None
+
+    def look(self) -> None:
+        """If its job is cancelled, or its lease lost, it ends here."""
+        if self._rest is not None:
             self._do(self._hold.check)
+
+    def wait(self, wanted: threading.Event) -> None:
+        """Return once it is this file's turn, or it has ended before."""
+        while self._rest is not None and not wanted.wait(_LOOK_SECONDS):
+            self.look()
 
     def leave(self) -> None:
         """Do no more about the file: another run may take it up at once."""
@@ -79,16 +104,20 @@ class FileRun:
             self._stop()
             self._hand_over()
 
-    def finish(self) -> None:
-        """Do the second half, if there still is one."""
+    def go_on(self) -> None:
+        """Do the next part, if there still is one."""
         if (rest := self._rest) is None:
             return
 
-        def end() -> None:
-            rest.do()
-            self._rest = None
+        def part() -> None:
+            self._rest = rest.do()
 
-        self._do(end)
+        self._do(part)
+
+    def finish(self) -> None:
+        """Do all that is left."""
+        while self._rest is not None:
+            self.go_on()
 
     def _do(self, part: Callable[[], None]) -> None:
         """Do a part of the run, and end the file if that fails. Once nothing is left, the lease is renewed no more."""
@@ -114,7 +143,7 @@ class FileRun:
             self._stop()
 
     def _take_back(self) -> None:
-        """Undo what a second half was to need, while the lease is held: so that no other run counts on it already."""
+        """Undo what the rest was to need, while the lease is held: so that no other run counts on it already."""
         rest, self._rest = self._rest, None
         try:
             if rest is not None:

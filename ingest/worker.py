@@ -1,7 +1,8 @@
 """The ingest worker's loop: claim a file, bring it to its end, and look again.
 
-While one file is computed the next is claimed, fetched and parsed in a thread beside: one ahead, no more. Jobs are planned
-in another thread, so that nobody's file waits while another tenant's source is listed and read.
+While files are computed the next is claimed, fetched and parsed in a thread beside: one ahead, no more. Files that have been
+cut wait in hand for their vectors, a few small ones together, and are committed in the order they were taken. Jobs are
+planned in another thread, so that nobody's file waits while another tenant's source is listed and read.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +29,9 @@ from storage.errors import FILE_ERROR_CODES, Cancelled, Overloaded, PrereadError
 
 log = structlog.get_logger()
 LOOK_SECONDS = 0.5  # how often an idle worker looks for files while it plans
+IN_HAND = 8  # files that wait for their vectors, at most
+TEXT_IN_HAND = 1 << 20  # characters of them; one file may have more, by itself
+WAIT_SECONDS = 0.2  # how often files in hand are asked whether they are still wanted
 PLAN_DELAY = 5.0  # seconds until a plan is tried again whose store did not answer
 
 
@@ -66,25 +71,42 @@ class IngestWorker:
             return not stop() and (until is None or time.monotonic() < until)
 
         files = 0
+        hand: deque[FileRun] = deque()
         ahead: _Ahead | None = None
         try:
-            while ahead is not None or more():
+            while ahead is not None or hand or more():
+                if hand and not _is_read(ahead, hand):
+                    files += self._end_oldest(hand)
+                    continue
                 if self._planning is None or self._planning.done():
                     self._planning = self._planner.submit(self._plan_one)
                 run, looked, ahead = (ahead.take() if ahead else self._begin_one()), ahead is None, None
                 if run is None and looked and not self._has_planned(self._planning):
                     break
                 if run is None:
-                    continue  # what has been finished meanwhile may have brought more: an archive's files
+                    while hand:  # what has been finished meanwhile may have brought more: an archive's files
+                        files += self._end_oldest(hand)
+                    continue
                 if not run.alone and more():
                     ahead = _Ahead(self._reader, lambda: self._begin_one(ahead=True))
-                run.finish()
-                files += 1
-                self.ring("precompute")
+                run.go_on()
+                hand.append(run)
+                while hand and (run.ended or len(hand) >= IN_HAND or sum(each.size for each in hand) > TEXT_IN_HAND):
+                    files += self._end_oldest(hand)
         finally:
-            if ahead is not None:
-                ahead.leave()
+            for each in (ahead, *hand):
+                if each is not None:
+                    each.leave()
         return files
+
+    def _end_oldest(self, hand: deque[FileRun]) -> int:
+        """Bring the file that was taken first to its end; the number of files that were worked on."""
+        while (ready := hand[0].waits_for) is not None:
+            wait((ready,), WAIT_SECONDS)
+            _look(hand)
+        hand.popleft().finish()
+        self.ring("precompute")
+        return 1
 
     def _has_planned(self, planning: Future[bool]) -> bool:
         """Whether to look for files again: a job was planned, or one still is."""
@@ -140,15 +162,35 @@ class IngestWorker:
             settle(session, row.id)
 
 
+def _look(hand: deque[FileRun]) -> None:
+    for run in hand:
+        run.look()
+
+
+def _is_read(ahead: _Ahead | None, hand: deque[FileRun]) -> bool:
+    """Wait until the next file has been read (True), or the oldest in hand need not wait any more, or there is no next."""
+    while ahead is not None and not ahead.is_read.done():
+        if (ready := hand[0].waits_for) is None:
+            return False
+        wait((ready, ahead.is_read), WAIT_SECONDS, FIRST_COMPLETED)
+        _look(hand)
+    return ahead is not None
+
+
 class _Ahead:
-    """The next file, begun in a thread while the one before it is finished."""
+    """The next file, begun in a thread while those before it are finished."""
 
     def __init__(self, thread: ThreadPoolExecutor, begin: Callable[[], FileRun | None]) -> None:
+        self.is_read: Future[None] = Future()  # or there is none
         self._wanted = threading.Event()
         self._run = thread.submit(self._until_wanted, begin)
 
     def _until_wanted(self, begin: Callable[[], FileRun | None]) -> FileRun | None:
-        if (run := begin()) is not None:
+        try:
+            run = begin()
+        finally:
+            self.is_read.set_result(None)
+        if run is not None:
             run.wait(self._wanted)
         return run
 

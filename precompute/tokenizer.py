@@ -35,16 +35,17 @@ class ReaderTokenizer:
         """Ids of document or user text; `<|im_end|>` and its like come out as ordinary tokens."""
         return self._fast.ids(text)
 
-    def count(self, text: str) -> int:
-        """The length of `encode(text)`; where words are tokens by themselves, theirs and one for each line end: about as
-        many, and the same wherever the text stands."""
-        if not self._by_words:
-            return self._fast.size(text)
-        words = words_of(text)
-        return (self._fast.size(" " + words) if words else 0) + text.count("\n")
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(e.ids) for e in self._plain.encode_batch(list(texts), add_special_tokens=False)]
+        return self._fast.ids_batch(texts)
+
+    def count_batch(self, texts: Sequence[str]) -> list[int]:
+        """The length of `encode(text)` of each; where words are tokens by themselves, theirs and one for each line end: about
+        as many, and the same wherever the text stands."""
+        if not self._by_words:
+            return self._fast.sizes(texts)
+        words = words_of(texts)
+        sizes = self._fast.sizes([" " + text if text else "" for text in words])
+        return [size + text.count("\n") for size, text in zip(sizes, texts, strict=True)]
 
     def offsets(self, text: str) -> list[int]:
         """Character offset at which each token of `encode(text)` starts."""

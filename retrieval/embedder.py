@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -29,6 +30,7 @@ FINGERPRINTED = (
     "sentence_bert_config.json",
     "*/config.json",
 )
+PADDED_TOKENS = 1024  # of a batch on a processor, padding included: more at once is no faster there, and pads more
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
 
 log = logging.getLogger(__name__)
@@ -79,12 +81,15 @@ class SentenceEmbedder:
             return int(self._model.get_embedding_dimension())
 
     def count_tokens(self, text: str) -> int:
-        return self._pieces.count(text)
+        return self.count_batch([text])[0]
+
+    def count_batch(self, texts: Sequence[str]) -> list[int]:
+        return self._pieces.counts(texts)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         encoded = self._pieces.ids([text[: self._max_characters] for text in texts])
         rows: list[np.ndarray | None] = [None] * len(encoded)
-        for batch in _by_length(encoded, self._batch):
+        for batch in _by_length(encoded, self._batch, PADDED_TOKENS if self._device == "cpu" else sys.maxsize):
             for index, row in zip(batch, self._rows([encoded[i] for i in batch]), strict=True):
                 rows[index] = row
         return self._without_gaps(rows)
@@ -183,8 +188,13 @@ def _fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _by_length(encoded: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:
-    """Indices in batches of like length, so that little is spent on padding."""
-    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
-    for start in range(0, len(order), batch):
-        yield order[start : start + batch]
+def _by_length(encoded: Sequence[Sequence[int]], texts: int, tokens: int) -> Iterator[list[int]]:
+    """Indices in batches of like length, so that little is spent on padding: of so many texts and tokens at most."""
+    batch: list[int] = []
+    for index in sorted(range(len(encoded)), key=lambda index: len(encoded[index])):
+        if batch and (len(batch) >= texts or (len(batch) + 1) * len(encoded[index]) > tokens):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -210,7 +210,7 @@ class Wiring(StorageParts):
             document,
             self.reader.tokenizer,
             max_tokens=self.settings.chunk_tokens,
-            embedder_tokens=self.embedder.count_tokens,
+            embedder_tokens=self.embedder.count_batch,
             embedder_limit=self.embedder.max_tokens,
         )
 

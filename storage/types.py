@@ -95,8 +95,12 @@ class TextTokenizer(Protocol):
         """Token ids of `text`; control markers inside it are ordinary text."""
         ...
 
-    def count(self, text: str) -> int:
-        """About the length of `encode(text)`, and no more than a few tokens off: for packing, not for proof."""
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """The same of each text."""
+        ...
+
+    def count_batch(self, texts: Sequence[str]) -> Sequence[int]:
+        """About the length of `encode(text)` of each, and no more than a few tokens off: for packing, not for proof."""
         ...
 
 
@@ -115,6 +119,10 @@ class TextEmbedder(Protocol):
     def max_tokens(self) -> int: ...
 
     def count_tokens(self, text: str) -> int: ...
+
+    def count_batch(self, texts: Sequence[str]) -> Sequence[int]:
+        """`count_tokens` of each."""
+        ...
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """One float32 unit vector per text."""

@@ -40,8 +40,11 @@ class WordTokenizer:
     def encode(self, text: str) -> list[int]:
         return [zlib.crc32(piece.encode()) for piece in re.findall(r"\s*\S+|\s+$", text)]
 
-    def count(self, text: str) -> int:
-        return len(self.encode(text))
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def count_batch(self, texts: Sequence[str]) -> list[int]:
+        return [len(self.encode(text)) for text in texts]
 
 
 class WordEmbedder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ingest.encoding import decode
-from ingest.parsers.markdown_plain import PLAIN, Plain, plain_rule
+from ingest.parsers.markdown_plain import PLAIN, Plain, QuickBlocks, plain_rule
 from ingest.parsers.outline import Mark, Outline, anchors_of
 from ingest.parsers.prose import Lines, prose_blocks
 from storage.types import Block, ParsedDocument
@@ -51,8 +52,11 @@ def markdown_blocks(text: str, outline: Outline) -> list[Block]:
     return blocks
 
 
+@functools.cache
 def _reader() -> MarkdownIt:
-    reader = MarkdownIt("commonmark").enable("table").disable("reference")
+    reader = MarkdownIt("commonmark")
+    reader.block = QuickBlocks()
+    reader.configure("commonmark").enable("table").disable("reference")
     # Blocks only: inline parsing costs time for nothing, and "normalize" would shift the line maps.
     reader.core.ruler.enableOnly(["block"])
     reader.block.ruler.before("table", PLAIN, plain_rule)

@@ -7,11 +7,18 @@ from the first column that begin like prose, down to a blank line. All the rest 
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import NamedTuple
 
+from markdown_it import MarkdownIt
+from markdown_it.parser_block import ParserBlock
 from markdown_it.rules_block import StateBlock
+from markdown_it.token import Token
+from markdown_it.utils import EnvType
 
 PLAIN = "plain"
+_INDENTS = frozenset(" \t")
+_BLANKS = frozenset(" \t\n")
 # A line that begins like this starts no block but a paragraph, interrupts none, and is no underline.
 _PROSE = r"(?:[^\W\d_]|[\[(!\"'“”‘’„«]|\d++(?![.)])|\*{1,2}[^\s*]|_{1,2}[^\s_]|`{1,2}[^`\n])[^\n]*+(?:\n|\Z)"
 _HEADING = re.compile(r"(#{1,6})[ \t]+([^\s#|](?:[^\n#|]*[^\s#|])?)[ \t]*(?:\n|\Z)")
@@ -34,6 +41,36 @@ class Plain(NamedTuple):
     items: tuple[int, ...] = ()
 
 
+class QuickBlocks(ParserBlock):
+    """markdown-it's reader of blocks, which looks at the signs of those lines alone that are indented."""
+
+    def parse(self, src: str, md: MarkdownIt, env: EnvType, outTokens: list[Token]) -> list[Token] | None:
+        if not src:
+            return None
+        state = _QuickState(src, md, env, outTokens)
+        self.tokenize(state, state.line, state.lineMax)
+        return state.tokens
+
+
+class _QuickState(StateBlock):
+    """As `StateBlock` is made, but for the time that it takes."""
+
+    def __init__(self, src: str, md: MarkdownIt, env: EnvType, tokens: list[Token]) -> None:
+        super().__init__("", md, env, tokens)
+        lines = src.split("\n")
+        if not lines[-1].strip(" \t"):
+            lines.pop()  # a last line of blanks alone is none
+        self.src, self.lineMax = src, len(lines)
+        ends = list(accumulate(map((1).__add__, map(len, lines))))
+        self.bMarks = [0, *ends[:-1], len(src)] if lines else [len(src)]
+        self.eMarks = [*(end - 1 for end in ends), len(src)]
+        self.tShift, self.sCount, self.bsCount = ([0] * (len(lines) + 1) for _ in range(3))
+        for number, line in enumerate(lines):
+            if line[:1] in _INDENTS:
+                indent = line[: len(line) - len(line.lstrip(" \t"))]
+                self.tShift[number], self.sCount[number] = len(indent), len(indent.expandtabs(4))
+
+
 def plain_rule(state: StateBlock, first: int, end: int, silent: bool) -> bool:
     """The blocks from line `first` on, for as long as they are plain, as one token."""
     if silent or state.level:
@@ -43,8 +80,10 @@ def plain_rule(state: StateBlock, first: int, end: int, silent: bool) -> bool:
     while at < len(text) and (block := _block_at(text, at, line)) is not None:
         plain, behind = block
         found.append(plain)
-        at = _BLANK.match(text, behind).end()  # type: ignore[union-attr]
-        line = plain.last + text.count("\n", behind, at)
+        at, line = behind, plain.last
+        if text[at : at + 1] in _BLANKS:
+            at = _BLANK.match(text, behind).end()  # type: ignore[union-attr]
+            line += text.count("\n", behind, at)
     if not found:
         return False
     state.line = found[-1].last

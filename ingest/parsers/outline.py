@@ -29,7 +29,8 @@ _VERBS = re.compile(
     r"\b(?:shall|applies|apply|does|do|is|are|was|were|will|may|must|provides?|states?|requires?|contains?|"
     r"gilt|gelten|findet|bleibt|ist|sind)\b"
 )
-_STARTS = frozenset("0123456789§第") | {word[0] for word in _WORDS}
+STARTS = frozenset("0123456789§第") | {word[0] for word in _WORDS}  # of a heading
+CLAUSE_STARTS = frozenset("0123456789(第")
 _ENDINGS = frozenset(".;,!?。；，！？…")
 _SENTENCE_END = frozenset('.;:!?。；：！？…)）”"')
 
@@ -50,6 +51,7 @@ class Outline:
     """
 
     stack: list[tuple[Mark, str]] = field(default_factory=list)
+    path: tuple[str, ...] = ()  # the titles
 
     def enter(self, mark: Mark, title: str) -> tuple[str, ...]:
         """The heading path from this heading on."""
@@ -58,11 +60,8 @@ class Outline:
                 del self.stack[position:]
                 break
         self.stack.append((mark, title))
+        self.path = tuple([title for _, title in self.stack])
         return self.path
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        return tuple(title for _, title in self.stack)
 
 
 def _ends(new: Mark, old: Mark) -> bool:
@@ -74,7 +73,7 @@ def _ends(new: Mark, old: Mark) -> bool:
 def heading_mark(lines: Sequence[str], index: int) -> Mark | None:
     """The mark of line `index`, if it is a numbered heading with a body, seen among its neighbours."""
     line = lines[index].strip()
-    if not line or line[0] not in _STARTS or len(line) > 120:
+    if not line or line[0] not in STARTS or len(line) > 120:
         return None
     mark = _mark_of(line)
     if mark is None or _continues_sentence(lines, index) or not _has_body(lines, index, mark):
@@ -92,7 +91,7 @@ def begins_clause(lines: Sequence[str], index: int) -> bool:
     line = lines[index].lstrip()
     return (
         bool(line)
-        and line[0] in "0123456789(第"
+        and line[0] in CLAUSE_STARTS
         and _CLAUSE.match(line) is not None
         and not (_continues_sentence(lines, index))
     )

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ingest.parsers.outline import Mark, Outline, begins_clause, heading_mark
+from ingest.parsers.outline import CLAUSE_STARTS, STARTS, Mark, Outline, begins_clause, heading_mark
 from storage.types import Block
 
 _ITEM = re.compile(r"\s*(?:[-*+•·]|\(?\w{1,3}[.)])\s")
 _RULE = re.compile(r"(=+|-+)\s*$")
+_TITLE = 90  # characters of a heading that is no more than a line by itself, at most
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Lines:
     @classmethod
     def of(cls, text: str) -> Lines:
         lines = tuple(text.split("\n"))
-        return cls(lines, tuple(accumulate((len(line) + 1 for line in lines), initial=0)))
+        return cls(lines, (0, *accumulate(map((1).__add__, map(len, lines)))))
 
     def end(self, last: int) -> int:
         """The offset just after the text of line `last`."""
@@ -34,23 +35,27 @@ class Lines:
 def prose_blocks(source: Lines, first: int, last: int, outline: Outline, *, plain: bool) -> list[Block]:
     """Blocks of the lines [first, last). `plain`: underlined and capital lines are headings too."""
     lines = source.lines
+    if last - first == 1 and not plain and lines[first].lstrip()[:1] not in STARTS:
+        return [Block("paragraph", source.starts[first], source.end(first), outline.path)] if lines[first].strip() else []
     blocks: list[Block] = []
     begun = -1  # the first line of the paragraph being read
     index = first
     while index < last:
         line = lines[index]
-        if not line or line.isspace():
+        first_sign = line.lstrip()[:1]
+        if not first_sign:
             begun = _close(source, blocks, begun, index, outline)
             index += 1
             continue
-        mark, height = _heading(lines, index, last, plain)
-        if mark is not None:
-            begun = _close(source, blocks, begun, index, outline)
-            path = outline.enter(mark, line.strip())
-            blocks.append(Block("heading", source.starts[index], source.end(index + height - 1), path))
-            index += height
-            continue
-        if begun >= 0 and begins_clause(lines, index) and not _ITEM.match(lines[begun]):
+        if first_sign in STARTS or (plain and len(line) <= _TITLE):
+            mark, height = _heading(lines, index, last, plain)
+            if mark is not None:
+                begun = _close(source, blocks, begun, index, outline)
+                path = outline.enter(mark, line.strip())
+                blocks.append(Block("heading", source.starts[index], source.end(index + height - 1), path))
+                index += height
+                continue
+        if begun >= 0 and first_sign in CLAUSE_STARTS and begins_clause(lines, index) and not _ITEM.match(lines[begun]):
             begun = _close(source, blocks, begun, index, outline)
         begun = index if begun < 0 else begun
         index += 1
@@ -60,7 +65,8 @@ def prose_blocks(source: Lines, first: int, last: int, outline: Outline, *, plai
 
 def _close(source: Lines, blocks: list[Block], begun: int, until: int, outline: Outline) -> int:
     if begun >= 0:
-        breaks = tuple(source.starts[i] for i in range(begun + 1, until) if _ITEM.match(source.lines[i]))
+        following = range(begun + 1, until)
+        breaks = tuple([source.starts[i] for i in following if _ITEM.match(source.lines[i])]) if following else ()
         kind = "list" if breaks and _ITEM.match(source.lines[begun]) else "paragraph"
         blocks.append(Block(kind, source.starts[begun], source.end(until - 1), outline.path, "", breaks))
     return -1
@@ -72,8 +78,7 @@ def _heading(lines: Sequence[str], index: int, last: int, plain: bool) -> tuple[
     if mark is not None or not plain:
         return mark, 1
     line = lines[index]
-    alone = index == 0 or not lines[index - 1].strip()
-    if not alone or len(line) > 90:
+    if len(line) > _TITLE or (index and lines[index - 1].strip()):
         return None, 1
     below = lines[index + 1] if index + 1 < last else ""
     rule = _RULE.match(below)

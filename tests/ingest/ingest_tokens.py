@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -32,8 +33,11 @@ class PlainTokenizer:
     def encode(self, text: str) -> list[int]:
         return [token for _, token in self._tokens(text)]
 
-    def count(self, text: str) -> int:
-        return len(self._tokens(text))
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def count_batch(self, texts: Sequence[str]) -> list[int]:
+        return [len(self._tokens(text)) for text in texts]
 
 
 def hash_of(piece: str) -> int:
@@ -49,8 +53,11 @@ class WordPieces:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def count(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def count_batch(self, texts: Sequence[str]) -> list[int]:
+        return [len(self.encode(text)) for text in texts]
 
 
 @functools.cache

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ingest_tokens import PlainTokenizer, check_cover, word_pieces
 
-from ingest.chunker import cut
+from bench.documents import generated
+from ingest.chunker import VERSION, cut
 from ingest.parsers import parse
+from ingest.pieces import Ruler
 from storage.errors import FileError
 from storage.types import Block, Chunk, ParsedDocument
 
@@ -57,7 +61,7 @@ def test_any_text_is_covered_once_within_both_limits(
     if not text.replace("\0", "").strip():
         return
     document = ParsedDocument(text, ()) if "\0" in text else _parsed(text, name)
-    count = None if embedder_limit is None else lambda piece: len(PLAIN.encode(piece)) + 1
+    count = None if embedder_limit is None else lambda texts: [len(PLAIN.encode(text)) + 1 for text in texts]
     chunks = cut(document, PLAIN, max_tokens=limit, embedder_tokens=count, embedder_limit=embedder_limit)
     check_cover(document, chunks)
     for chunk in chunks:
@@ -96,11 +100,46 @@ def test_the_real_tokenizer_of_the_embedder_in_both_places() -> None:
     pieces = word_pieces()
     text = paragraphs(60, 1) + "\n\n" + "中文字符没有空格" * 200 + "\n\n" + "x" * 4000 + "\n\n🙂 é\u0301" * 90
     document = parse(text.encode(), "a.txt")
-    chunks = cut(document, pieces, max_tokens=200, embedder_tokens=pieces.count, embedder_limit=100)
+    chunks = cut(document, pieces, max_tokens=200, embedder_tokens=pieces.count_batch, embedder_limit=100)
     check_cover(document, chunks)
     for chunk in chunks:
         assert list(chunk.token_ids) == pieces.encode(chunk.text)
-        assert pieces.count(chunk.text) <= 100
+        assert len(pieces.encode(chunk.text)) <= 100
+
+
+MARKED = ["# H\n\n", "## I\n", "word ", "Two words.", "\n\n", "\n", "1. x\n", "中文。", "a|b\n-|-\n", "x" * 30]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from(MARKED), max_size=90).map("".join), st.integers(16, 60))
+def test_sections_counted_whole_are_cut_as_if_counted_by_block(text: str, limit: int) -> None:
+    document, pieces = _parsed("# H\n\n" + text, "a.md"), word_pieces()
+
+    def with_ends(texts: Sequence[str]) -> list[int]:
+        return [count + 2 for count in pieces.count_batch(texts)]
+
+    def chunks() -> list[Chunk]:
+        return cut(document, pieces, max_tokens=limit, embedder_tokens=with_ends, embedder_limit=limit)
+
+    quick = chunks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ruler, "fit_whole", lambda self, sections: [False] * len(sections))
+        assert chunks() == quick
+
+
+def test_cuts_are_those_of_the_version() -> None:
+    """Where this fails on purpose, `VERSION` of the chunker goes up: chunks that nobody edited are computed anew."""
+    spans = [
+        (chunk.start, chunk.end, chunk.headings, len(chunk.token_ids))
+        for data, name in generated(0.02)
+        if not name.endswith(".pdf")
+        for chunk in cut(
+            parse(data, name), word_pieces(), max_tokens=120, embedder_tokens=word_pieces().count_batch, embedder_limit=110
+        )
+    ]
+    assert VERSION == 2
+    assert len(spans) == 2477
+    assert hashlib.sha256(repr(spans).encode()).hexdigest()[:16] == "ada6e88bc708842c"
 
 
 def test_counts_that_prove_too_low_are_mended() -> None:
@@ -121,7 +160,7 @@ def test_an_embedder_whose_counts_prove_too_low_is_obeyed() -> None:
         return len(PLAIN.encode(text)) * (2 if len(text) > 60 else 1)
 
     document = parse(paragraphs(20, 2).encode(), "a.txt")
-    chunks = cut(document, PLAIN, max_tokens=200, embedder_tokens=count, embedder_limit=50)
+    chunks = cut(document, PLAIN, max_tokens=200, embedder_tokens=lambda texts: list(map(count, texts)), embedder_limit=50)
     check_cover(document, chunks)
     assert all(count(chunk.text) <= 50 for chunk in chunks)
 
@@ -306,6 +345,6 @@ def test_hostile_shapes_take_a_few_seconds_at_most(label: str) -> None:
     pieces = word_pieces()
     document = parse(text.encode(), name)
     begun = time.process_time()
-    chunks = cut(document, pieces, max_tokens=256, embedder_tokens=pieces.count, embedder_limit=254)
+    chunks = cut(document, pieces, max_tokens=256, embedder_tokens=pieces.count_batch, embedder_limit=254)
     assert time.process_time() - begun < 8  # seconds of a busy core; three passes of the tokenizer
     check_cover(document, chunks)

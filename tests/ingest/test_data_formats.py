@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import yaml
@@ -241,7 +241,11 @@ def test_whatever_a_file_holds_its_chunks_cover_it_once_within_both_limits(parse
         reached = block.end
     assert not document.text[reached:].strip()
     limit, second = data.draw(st.integers(16, 90)), data.draw(st.integers(16, 60))
-    chunks = cut(document, PLAIN, max_tokens=limit, embedder_tokens=lambda text: len(text.split()) + 2, embedder_limit=second)
+
+    def words(texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) + 2 for text in texts]
+
+    chunks = cut(document, PLAIN, max_tokens=limit, embedder_tokens=words, embedder_limit=second)
     check_cover(document, chunks)
     for chunk in chunks:
         assert list(chunk.token_ids) == PLAIN.encode(chunk.text)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
 
 from ingest.parsers import markdown
 from ingest.parsers.markdown import markdown_blocks
-from ingest.parsers.markdown_plain import PLAIN
+from ingest.parsers.markdown_plain import PLAIN, _QuickState
 from ingest.parsers.outline import Outline
 from storage.types import Block
 
@@ -31,7 +32,7 @@ def without_the_rule() -> MarkdownIt:
     return reader
 
 
-READER = markdown._reader
+READER = markdown._reader.__wrapped__
 
 
 def both(text: str) -> tuple[list[Block], list[Block]]:
@@ -60,6 +61,14 @@ def test_blocks_are_those_of_markdown_it(text: str) -> None:
 def test_shapes_that_are_nearly_plain(text: str) -> None:
     quick, thorough = both(text)
     assert quick == thorough
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text("ab \t\n\r\x0b\u3000", max_size=24))
+def test_lines_are_marked_as_markdown_it_marks_them(text: str) -> None:
+    marks = ("bMarks", "eMarks", "tShift", "sCount", "bsCount", "lineMax", "src")
+    quick, own = (kind(text, READER(), {}, []) for kind in (_QuickState, StateBlock))
+    assert [getattr(quick, name) for name in marks] == [getattr(own, name) for name in marks]
 
 
 def test_plain_text_does_not_reach_the_slow_rules() -> None:

@@ -1,4 +1,4 @@
-"""While one file is computed the next is read: one ahead, no more, and no file is lost or done twice by it."""
+"""While files are computed the next is read, and a few wait for their vectors together: no file is lost or done twice by it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from fixtures_work import WordEmbedder, Work
 
+from ingest import worker
+from ingest.embedding import EmbedQueue
 from ingest.jobs import cancel
 from ingest.ticker import reap
-from ingest.worker import IngestWorker
+from ingest.worker import IN_HAND, IngestWorker
 from storage.catalogue.schema import ChunkRow, Job, JobFile
 
 PATIENCE = 30.0  # seconds that a busy machine may take for what takes none
@@ -25,6 +27,7 @@ class Watched:
 
     work: Work
     events: list[str] = field(default_factory=list)
+    batches: list[list[str]] = field(default_factory=list)  # the last words of the texts that were embedded together
     embedding: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
@@ -33,9 +36,8 @@ class Watched:
 
         class Embedder(WordEmbedder):
             def embed(self, texts: Sequence[str]) -> list[list[float]]:
-                watched.events.append(f"embed {texts[0]}")
+                watched.batches.append([text.split()[-1] for text in texts])
                 watched.embedding(texts[0])
-                watched.events.append(f"embedded {texts[0]}")
                 return super().embed(texts)
 
         pipeline = replace(self.work.pipeline, embedder=Embedder())
@@ -81,27 +83,106 @@ def test_the_next_file_is_parsed_while_one_is_embedded(watched: Watched) -> None
     assert watched.work.count(ChunkRow) == 3
 
 
-def test_a_worker_is_one_file_ahead_and_no_more(watched: Watched) -> None:
+def many(work: Work, files: int, words: int = 1) -> dict[str, Any]:
+    return work.upload(work.corpus(), {f"{n:02}.txt": "long " * words + f"number{n}" for n in range(files)})
+
+
+def done(work: Work) -> list[str]:
+    with work.catalogue.read() as session:
+        return [row.path for row in session.query(JobFile).filter(JobFile.status == "done").order_by(JobFile.id)]
+
+
+def first_is_held(watched: Watched, until: Callable[[], bool]) -> list[int]:
+    """Hold the first text at the encoder until that is so, and then for a while; what is leased by then."""
     held: list[int] = []
 
     def embedding(text: str) -> None:
-        if text.endswith("first"):
-            watched.until("parse b.txt")
-            time.sleep(0.3)  # time enough to take a third file
+        if not held:
+            wait_for(until, "enough files in hand")
+            time.sleep(0.3)  # time enough to take more
             held.append(watched.leased)
-            assert "parse c.txt" not in watched.events
 
     watched.embedding = embedding
-    three(watched.work)
+    return held
+
+
+def test_small_files_are_embedded_together_and_committed_in_order(watched: Watched) -> None:
+    first_is_held(watched, lambda: watched.leased > IN_HAND)
+    many(watched.work, 12)
+    assert watched.worker.drain() == 12
+    assert watched.batches[0] == ["number0"]
+    assert len(watched.batches[1]) == IN_HAND - 1
+    assert sorted(word for batch in watched.batches for word in batch) == sorted(f"number{n}" for n in range(12))
+    assert watched.work.count(ChunkRow) == 12
+
+
+def test_a_worker_has_so_many_files_in_hand_and_one_ahead_and_no_more(watched: Watched) -> None:
+    held = first_is_held(watched, lambda: watched.leased > IN_HAND)
+    many(watched.work, 16)
+    watched.worker.drain()
+    assert held == [IN_HAND + 1]
+
+
+def test_large_files_are_not_in_hand_together(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "TEXT_IN_HAND", 200)
+    held = first_is_held(watched, lambda: watched.leased > 1)
+    many(watched.work, 4, words=60)
     watched.worker.drain()
     assert held == [2]
+    assert len(watched.batches) == 4
 
 
-def test_files_are_computed_one_at_a_time_and_in_the_order_they_were_taken(watched: Watched) -> None:
-    three(watched.work)
+def test_a_text_that_cannot_be_embedded_fails_its_own_file_alone(watched: Watched) -> None:
+    first_is_held(watched, lambda: watched.leased > 3)
+    texts = {"a.txt": "first", "b.txt": "POISON", "c.txt": "third", "d.txt": "fourth"}
+    watched.work.upload(watched.work.corpus(), texts)
     watched.worker.drain()
-    texts = [event.split()[-1] for event in watched.events if event.startswith("embed")]
-    assert texts == ["first", "first", "second", "second", "third", "third"]
+    assert done(watched.work) == ["a.txt", "c.txt", "d.txt"]
+    assert watched.work.count(JobFile, JobFile.error_code == "embedding_failed") == 1
+
+
+def test_nothing_is_committed_without_its_vectors(watched: Watched) -> None:
+    first_is_held(watched, lambda: watched.leased > 3)
+    seen: list[int] = []
+    embedding = watched.embedding
+
+    def embed(text: str) -> None:
+        embedding(text)
+        seen.append(watched.work.count(ChunkRow))
+
+    watched.embedding = embed
+    many(watched.work, 4)
+    watched.worker.drain()
+    assert seen[0] == 0
+    assert watched.work.count(ChunkRow) == 4
+
+
+def test_an_encoder_that_breaks_down_altogether_leaves_no_file_waiting(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: EmbedQueue, texts: Sequence[str]) -> list[list[float] | None]:
+        raise SystemError("broken")
+
+    monkeypatch.setattr(EmbedQueue, "_batch", broken)
+    many(watched.work, 3)
+    watched.worker.drain()
+    assert watched.work.count(JobFile, JobFile.status == "failed") == 3
+
+
+def test_a_file_in_hand_is_cancelled_while_another_is_embedded(watched: Watched) -> None:
+    other: list[str] = []
+
+    def embedding(text: str) -> None:
+        if text.endswith("first"):
+            wait_for(lambda: watched.leased == 3, "all in hand")
+            with watched.work.catalogue.write() as session:
+                cancel(session, other[0])
+            wait_for(lambda: status_of(watched.work, other[0]) == "cancelled", "the end of the other job")
+
+    watched.embedding = embedding
+    watched.work.upload(watched.work.corpus("a", "t1"), {"a.txt": "first", "b.txt": "second"})
+    other.append(watched.work.upload(watched.work.corpus("b", "t2"), {"other.txt": "third"}))
+    watched.worker.drain()
+    assert done(watched.work) == ["a.txt", "b.txt"]
+    assert "third" not in [word for batch in watched.batches for word in batch]
 
 
 def test_a_file_that_waits_for_its_turn_is_cancelled_at_once(watched: Watched) -> None:
@@ -127,12 +208,12 @@ def status_of(work: Work, job_id: str) -> str:
 
 
 def test_a_lease_is_renewed_while_a_file_waits_for_its_turn(work: Work) -> None:
-    work.lease_seconds = 0.6
+    work.lease_seconds = 2.0
     watched = Watched(work)
 
     def embedding(text: str) -> None:
         watched.until("parse b.txt")
-        end = time.monotonic() + 2
+        end = time.monotonic() + 5
         while time.monotonic() < end:
             with work.catalogue.write() as session:
                 reap(session)

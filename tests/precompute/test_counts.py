@@ -27,10 +27,19 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_count_is_of_words_one_by_one_and_of_line_ends(family: tuple[Tokenizer, ReaderTokenizer], text: str) -> None:
     tokenizer, reader = family
     words = sum(len(tokenizer.encode(" " + word, add_special_tokens=False)) for word in text.split())
-    assert reader.count(text) == words + text.count("\n")
-    assert reader.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert reader.count_batch([text, "", text]) == [words + text.count("\n"), 0, words + text.count("\n")]
+    assert reader.encode(text) == ids
+    assert reader.encode_batch([text, "", text]) == [ids, [], ids]
 
 
-@given(st.lists(PIECES, max_size=25).map("".join) | st.text("ab \n\t\r\x0b\x0c\x1c\x1f\x85\u3000", max_size=40) | st.text())
-def test_words_are_what_split_finds(text: str) -> None:
-    assert words_of(text) == " ".join(text.split())
+TEXTS = st.lists(PIECES, max_size=25).map("".join) | st.text("ab \n\t\r\x0b\x0c\x1c\x1f", max_size=40) | st.text()
+
+
+@given(st.lists(TEXTS | st.text("ab \n\0\x85\u3000", max_size=20), max_size=5))
+def test_words_are_what_split_finds(texts: list[str]) -> None:
+    assert words_of(texts) == [" ".join(text.split()) for text in texts]
+
+
+def test_no_blank_of_ascii_is_forgotten() -> None:
+    assert words_of([f"a{chr(code)}{chr(code)}b" for code in range(1, 128) if chr(code).isspace()]) == ["a b"] * 10

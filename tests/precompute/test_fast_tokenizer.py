@@ -73,7 +73,16 @@ def test_ids_are_those_of_the_tokenizer_itself(family: str, text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
     expected = FAMILIES[family].encode(text, add_special_tokens=False).ids
     assert FAST[family].ids(text) == expected
-    assert FAST[family].size(text) == len(expected)
+    assert FAST[family].ids_batch([text, "a"])[0] == expected
+    assert FAST[family].sizes(["a", text])[1] == len(expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sign_that_some_take_for_a_blank_is_left_to_the_tokenizer_itself(family: str) -> None:
+    texts = ["a", "a\u180eb  \u180e c\n\u180e"]
+    expected = [FAMILIES[family].encode(text, add_special_tokens=False).ids for text in texts]
+    assert FAST[family].ids_batch(texts) == expected == [FAST[family].ids(text) for text in texts]
+    assert FAST[family].sizes(texts) == list(map(len, expected))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,7 +114,8 @@ def test_a_byte_without_a_token_is_left_to_the_tokenizer_itself() -> None:
     fast = FastTokenizer(tokenizer)
     assert fast.is_fast
     assert fast.ids("a\x04b") == tokenizer.encode("a\x04b").ids
-    assert fast.size("a\x04b") == 2
+    assert fast.ids_batch(["a", "a\x04b"]) == [fast.ids("a"), fast.ids("a\x04b")]
+    assert fast.sizes(["a", "a\x04b"]) == [1, 2]
 
 
 def test_a_counterpart_that_errs_once_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
