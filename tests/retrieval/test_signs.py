@@ -7,7 +7,7 @@ import pytest
 from small_library import Library
 from sqlalchemy import text
 
-from retrieval import signs, sqlite_index
+from retrieval import sign_blocks, signs, sqlite_index
 
 
 def unit(rng: np.random.Generator, count: int, dimensions: int = 64) -> np.ndarray:
@@ -16,24 +16,25 @@ def unit(rng: np.random.Generator, count: int, dimensions: int = 64) -> np.ndarr
 
 
 def test_few_bits_that_differ_come_first_and_of_those_the_ones_that_weigh_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signs, "LOOKED_AT_TWICE", 100)
+    monkeypatch.setattr(signs, "LOOKED_AT_TWICE", 10)
     rng = np.random.default_rng(0)
     for dimensions in (8, 60, 64, 100, 384):
         vectors, asked = unit(rng, 300, dimensions), unit(rng, 1, dimensions)[0]
         different = ((vectors > 0) != (asked > 0)).sum(1)
-        order = signs.nearest(signs.signs(vectors), asked)
-        assert sorted(order) == list(range(300))
-        assert sorted(different[order[:100]]) == np.sort(different)[:100].tolist()
-        assert (different[order[100:]] == np.sort(different)[100:]).all()
-        agreed = np.where(vectors[order[:100]] > 0, 1, -1) @ asked
-        assert (np.diff(agreed) <= 1e-5).all()
+        codes = np.ascontiguousarray(signs.signs(vectors).T)
+        for most in (10, 30, 100):
+            order = signs.nearest(codes, asked, most)
+            assert len(set(order.tolist())) == len(order) == min(10 * most, 300)
+            assert sorted(different[order]) == np.sort(different)[: len(order)].tolist()
+            agreed = np.where(vectors[order] > 0, 1, -1) @ asked
+            assert (np.diff(agreed) <= 1e-5).all()
 
 
 def test_up_to_so_many_chunks_a_search_is_exact_and_beyond_them_nearly(library: Library) -> None:
     """Vectors in clusters, as those of texts are. On PostgreSQL a search is exact at any size."""
     rng = np.random.default_rng(0)
     centres = unit(rng, 400)
-    for count, least in ((signs.CANDIDATES, 1.0), (4 * signs.CANDIDATES, 0.95)):
+    for count, least in ((signs.EXACT, 1.0), (4 * signs.EXACT, 0.95)):
         vectors = centres[rng.integers(0, 400, count)] + 0.1 * rng.standard_normal((count, 64))
         vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
         name = f"vs_of_{count}"
@@ -54,7 +55,7 @@ def test_up_to_so_many_chunks_a_search_is_exact_and_beyond_them_nearly(library: 
 def test_blocks_hold_each_vector_once_through_adding_and_removing(tmp_path, monkeypatch) -> None:
     from storage.catalogue.engine import migrate
 
-    monkeypatch.setattr(sqlite_index, "BLOCK", 16)
+    monkeypatch.setattr(sign_blocks, "BLOCK", 16)
     url = f"sqlite:///{tmp_path}/catalogue.db"
     migrate(url)
     library = Library(url)
@@ -62,6 +63,7 @@ def test_blocks_hold_each_vector_once_through_adding_and_removing(tmp_path, monk
     library.corpus("vs_1")
     rng = np.random.default_rng(0)
     vectors: dict[int, list[float]] = {}
+    warm = sign_blocks.HeldSigns(library.index.generations.name)
     for step in range(60):
         with library.catalogue.write() as session:
             new = {step * 100 + i: unit(rng, 1)[0].tolist() for i in range(int(rng.integers(1, 40)))}
@@ -71,12 +73,11 @@ def test_blocks_hold_each_vector_once_through_adding_and_removing(tmp_path, monk
             library.index.remove(session, [*gone, 1_000_000])
             vectors = {id_: vector for id_, vector in vectors.items() if id_ not in set(gone)}
         with library.catalogue.read() as session:
-            blocks = sqlite_index._Blocks(session, library.index.generations.name)
-            ids, codes = blocks.read(["vs_1"])
-            assert sorted(ids.tolist()) == sorted(vectors)
-            assert blocks.count(["vs_1"]) == len(vectors)
-            expected = signs.signs(np.asarray([vectors[int(id_)] for id_ in ids], dtype="<f4"))
-            assert (codes == expected).all()
+            for held in (warm, sign_blocks.HeldSigns(library.index.generations.name)):
+                found = held.read(session, ["vs_1"])
+                assert sorted(found.ids.tolist()) == sorted(vectors)
+                expected = signs.signs(np.asarray([vectors[int(id_)] for id_ in found.ids], dtype="<f4"))
+                assert (found.codes == expected.T).all()
             sizes = session.scalars(text(f"SELECT chunks FROM index_signs_{library.index.generations.name}")).all()
     assert max(sizes) <= 16
     assert len(sizes) <= len(vectors) // 4 + 2  # emptied blocks do not pile up
