@@ -26,6 +26,7 @@ TABLES = (
 ERASE = "INSERT INTO index_words_{g} (index_words_{g}, rank) VALUES ('secure-delete', 1)"
 ENOUGH = 4  # times the results asked for, in candidates that the rules let through
 LOOKED_THROUGH = 6  # times as many as are wanted, one by one for whether the rules let them through
+HOPELESS = 4  # times that many would have to be looked at (the nearest are of few documents, with much the same rights)
 
 
 class SQLiteIndex:
@@ -237,9 +238,9 @@ def _first_permitted(
     while len(found) < wanted and looked < most:
         # As many more as the share that has passed so far makes likely to do.
         step = wanted if not looked else int(1.2 * (wanted - len(found)) * looked / max(1, len(found)))
-        some = ranked[looked : looked + max(step, 64)]
-        if looked and len(some) > most - looked:
+        if step > HOPELESS * (most - looked):
             break
+        some = ranked[looked : min(looked + max(step, 64), most)]
         found = np.concatenate([found, some[np.isin(some, rules.among(session, some.tolist()))]])
         looked += len(some)
     return found[:wanted] if len(found) >= wanted or looked >= len(ranked) else None

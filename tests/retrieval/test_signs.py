@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from small_library import Library
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from retrieval import sign_blocks, signs, sqlite_index
 
@@ -84,23 +87,103 @@ def test_blocks_hold_each_vector_once_through_adding_and_removing(tmp_path, monk
     library.catalogue.close()
 
 
+def test_a_warm_process_has_what_its_snapshot_has_and_reads_only_blocks_that_changed(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library.catalogue.dialect != "sqlite":
+        pytest.skip("signs are kept for SQLite only")
+    monkeypatch.setattr(sign_blocks, "BLOCK", 4)
+    read, block = [], sign_blocks._block
+    monkeypatch.setattr(sign_blocks, "_block", lambda *given: read.append(1) or block(*given))
+    first = library.put("vs_1", "a", *(f"kiwi {number}" for number in range(18)))
+    catalogue, warm, _ = library.warm()
+    vector = library.embedder.embed(["kiwi"])[0]
+
+    def found(session: Session) -> tuple[set[int], int]:
+        read.clear()
+        return {id_ for id_, _ in warm.dense(session, ["vs_1"], vector, 50)}, len(read)
+
+    with catalogue.read() as before:
+        assert found(before) == (set(first), 5)
+        second = library.put("vs_1", "b", "kiwi again")
+        with catalogue.read() as after:
+            assert found(after) == ({*first, *second}, 1)
+            assert found(after) == ({*first, *second}, 0)
+        assert found(before) == (set(first), 1)  # its own snapshot still, whatever others have seen meanwhile
+    library.drop("vs_1", "b")
+    third = library.put("vs_1", "c", "kiwi in the place of another, under the same number")
+    assert third == second  # and in a block of the same number and size
+    with catalogue.read() as session:
+        assert found(session) == ({*first, *third}, 1)
+    with contextlib.suppress(ZeroDivisionError), library.catalogue.write() as session:
+        library.index.remove(session, first)
+        assert {id_ for id_, _ in library.index.dense(session, ["vs_1"], vector, 50)} == set(third)
+        raise ZeroDivisionError
+    with library.catalogue.read() as session:  # what was rolled back is not remembered
+        assert {id_ for id_, _ in library.index.dense(session, ["vs_1"], vector, 50)} == {*first, *third}
+    catalogue.close()
+
+
+def test_memory_for_signs_is_bounded_and_what_has_no_place_is_searched_all_the_same(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library.catalogue.dialect != "sqlite":
+        pytest.skip("signs are kept for SQLite only")
+    monkeypatch.setattr(sign_blocks, "MOST_BYTES", 100)  # four chunks with codes of one word
+    for number, name in enumerate(("vs_2", "vs_3", "vs_4")):
+        library.corpus(name)
+        library.put(name, "doc", *(["kiwi"] * (2 + 8 * number)))
+    held = library.index._signs._held
+    for names in (["vs_2"], ["vs_2", "vs_3"], ["vs_4"], ["vs_2"]):
+        assert library.find("kiwi", *names) != []
+        assert sum(each.bytes for each in held.values()) <= 100
+    assert list(held) == [("vs_2",)]
+
+
+@pytest.mark.parametrize("count", [200, 1000])
+def test_up_to_so_many_chunks_that_pass_are_compared_exactly_however_far_away_they_are(library: Library, count: int) -> None:
+    rng = np.random.default_rng(0)
+    vectors = unit(rng, 6000)
+    with library.catalogue.write() as session:
+        library.index.add(session, "vs_1", [(i + 1, v.tolist(), "w") for i, v in enumerate(vectors)])
+    allowed = np.sort(rng.choice(6000, count, replace=False))
+    rules = Passing(allowed + 1)
+    with library.catalogue.read() as session:
+        for asked in unit(rng, 5):
+            found = library.index.dense(session, ["vs_1"], asked.tolist(), 8, rules)
+            best = allowed[np.argsort(-(vectors[allowed] @ asked), kind="stable")[:8]] + 1
+            assert [id_ for id_, _ in found] == best.tolist()
+
+
+class Passing:
+    """Rules that let these chunks through."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self.ids, self.listed = ids, 0
+
+    def among(self, _session: object, chunk_ids: list[int]) -> np.ndarray:
+        return self.ids[np.isin(self.ids, chunk_ids)]
+
+    def all(self, _session: object) -> np.ndarray:
+        self.listed += 1
+        return self.ids
+
+    def passing(self, _session: object) -> tuple[str, dict[str, object]]:
+        return "SELECT unnest(CAST(:passing AS bigint[]))", {"passing": self.ids.tolist()}
+
+
 @pytest.mark.parametrize("passing", [0.9, 0.5, 0.1, 0.004])
 def test_of_the_ranked_chunks_those_that_pass_are_found_in_order_however_few_they_are(passing: float) -> None:
     rng = np.random.default_rng(0)
     ranked = rng.permutation(5000)
-    allowed = np.sort(rng.choice(5000, int(5000 * passing), replace=False))
-
-    class Some:
-        listed = 0
-
-        def among(self, _session: object, chunk_ids: list[int]) -> np.ndarray:
-            return allowed[np.isin(allowed, chunk_ids)]
-
-        def all(self, _session: object) -> np.ndarray:
-            self.listed += 1
-            return allowed
-
-    rules = Some()
+    rules = Passing(np.sort(rng.choice(5000, int(5000 * passing), replace=False)))
     found = sqlite_index._permitted(None, ranked, 200, rules)
-    assert found.tolist() == ranked[np.isin(ranked, allowed)][:200].tolist()
+    assert found.tolist() == ranked[np.isin(ranked, rules.ids)][:200].tolist()
     assert rules.listed == (passing < 0.2)  # listing all that pass is for rules that let few through
+
+
+def test_the_nearest_may_all_be_closed_and_a_good_deal_of_the_rest_is_looked_at_before_all_that_pass_are_listed() -> None:
+    ranked = np.arange(5000)
+    rules = Passing(np.arange(180, 5000))
+    assert sqlite_index._permitted(None, ranked, 200, rules).tolist() == list(range(180, 380))
+    assert rules.listed == 0
