@@ -22,10 +22,11 @@ from rich.table import Table
 from sqlalchemy import insert
 
 from bench.harness import console, write_record
+from retrieval.ask import Stages
 from retrieval.embedder import SentenceEmbedder
 from retrieval.index import ChunkIndex, open_index
 from retrieval.rules import Rules
-from retrieval.search import Retriever, Stages
+from retrieval.search import Retriever
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, Tenant
 

@@ -24,7 +24,8 @@ MOST_POSTINGS = 2000  # of a word that are read
 COMMON = 4  # a word with more is taken to be in one of so many chunks
 
 Ids = NDArray[np.int64]
-Find = Callable[[Sequence[str], bool], Ids]  # chunks that hold all of the terms (or a word that starts with it), capped
+# For each of many: chunks that hold all of the terms (or a word that starts with it), capped.
+Find = Callable[[Sequence[tuple[Sequence[str], bool]]], list[Ids]]
 
 
 def terms(words: Sequence[str]) -> list[str]:
@@ -41,24 +42,26 @@ def rank(words: Sequence[tuple[str, bool]], chunks: int, find: Find) -> tuple[Id
     """Chunks with any of the words and their scores, best first. `chunks`: how many there are to be found in."""
     lists: list[tuple[Ids, float]] = []
     common: list[str] = []
-    for word, prefix in words:
-        ids = find([word], prefix)
+    levels = [LEVELS[:1] if prefix else LEVELS for _, prefix in words]
+    asked = [([word + level], prefix) for (word, prefix), some in zip(words, levels, strict=True) for level in some]
+    found = iter(find(asked))
+    for (word, prefix), some in zip(words, levels, strict=True):
+        by_level = [next(found) for _ in some]
+        ids = by_level[0]
         whole = len(ids) <= MOST_POSTINGS
         weight = _rarity(chunks, len(ids) if whole else max(len(ids), chunks // COMMON))
         if not whole and not prefix:
             common.append(word)
         worth = 0.0
-        for level, value in zip(LEVELS, WORTH, strict=True):
-            if level and (prefix or not len(ids)):
-                break
-            ids = find([word + level], False) if level else ids
+        for ids, value in zip(by_level, WORTH, strict=False):
             # A list that was cut short is left out: the next one holds the best of it, at the worth of all so far.
             if len(ids) <= MOST_POSTINGS:
                 lists.append((ids, weight * (value - worth)))
                 worth = value
     if common and (len(common) > 1 or not any(len(ids) for ids, _ in lists)):
         weight = sum(_rarity(chunks, max(MOST_POSTINGS, chunks // COMMON)) for _ in common)
-        lists.append((find(common, False)[:MOST_POSTINGS], weight * WORTH[0]))
+        (ids,) = find([(common, False)])
+        lists.append((ids[:MOST_POSTINGS], weight * WORTH[0]))
     return _summed(lists)
 
 

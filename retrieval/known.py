@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from retrieval.results import FOUND, retrieved
 from retrieval.rules import Rules
-from retrieval.search import FOUND, retrieved
 from storage.anchors import SHORTEST, candidates
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document

@@ -100,15 +100,17 @@ class PostgresIndex:
             return []
         where, values = self._within(session, corpus_ids, rules)
         chunks = int(run(session, f"SELECT count(*) {self._within(session, corpus_ids, None)[0]}", values).scalar())
-        sql = (
-            f"SELECT array_agg(chunk_id) FROM (SELECT chunk_id {where} AND words @@ CAST(:query AS tsquery) "
-            f"LIMIT {impacts.MOST_POSTINGS + 1}) AS found"
-        )
+        some = f"SELECT chunk_id {where} AND words @@ CAST({{query}} AS tsquery) LIMIT {impacts.MOST_POSTINGS + 1}"
 
-        def find(terms: Sequence[str], prefix: bool) -> impacts.Ids:
-            query = " & ".join(_quoted(term) + (":*" if prefix else "") for term in terms)
-            found = run(session, sql, values | {"query": query}).scalar()
-            return np.asarray(found or [], dtype=np.int64)
+        def find(asked: Sequence[tuple[Sequence[str], bool]]) -> list[impacts.Ids]:
+            """One statement, whose parts are planned each for its own words."""
+            queries = {
+                f"q{place}": " & ".join(_quoted(term) + (":*" if prefix else "") for term in terms)
+                for place, (terms, prefix) in enumerate(asked)
+            }
+            lists = ", ".join(f"ARRAY({some.format(query=':' + name)})" for name in queries)
+            found = run(session, f"SELECT {lists}", values | queries).one()
+            return [np.asarray(ids, dtype=np.int64) for ids in found]
 
         ids, scores = impacts.rank(wanted, chunks, find)
         k = min(k, MOST_HITS)

@@ -62,12 +62,8 @@ class Rules:
 
     def among(self, session: Session, chunk_ids: Sequence[int]) -> NDArray[np.int64]:
         """Those of the chunks that pass. For SQLite."""
-        condition, values = self.clause("sqlite")
-        sql = (
-            f"SELECT {IDS} FROM json_each(:ids) AS one CROSS JOIN chunk c ON c.id = one.value "
-            f"CROSS JOIN document d ON d.id = c.document_id WHERE {condition}"
-        )
-        return ids_of(session.scalar(text(sql), values | {"ids": json.dumps(list(chunk_ids))}))
+        one_by_one = "json_each(:ids) AS one CROSS JOIN chunk c ON c.id = one.value CROSS JOIN document d ON d.id = c.document_id"
+        return self._listed(session, one_by_one, ids=json.dumps(list(chunk_ids)))
 
     def all(self, session: Session) -> NDArray[np.int64]:
         """All chunks that pass, looked up once in a session. For SQLite."""
@@ -79,9 +75,11 @@ class Rules:
         return ids
 
     def _all(self, session: Session) -> NDArray[np.int64]:
-        condition, values = self.clause("sqlite")
-        sql = f"SELECT {IDS} FROM document d CROSS JOIN chunk c ON c.document_id = d.id WHERE {condition}"
-        return ids_of(session.scalar(text(sql), values))
+        return self._listed(session, "document d CROSS JOIN chunk c ON c.document_id = d.id")
+
+    def _listed(self, session: Session, tables: str, **values: Any) -> NDArray[np.int64]:
+        condition, named = self.clause("sqlite")
+        return ids_of(session.scalar(text(f"SELECT {IDS} FROM {tables} WHERE {condition}"), named | values))
 
     def passing(self, session: Session) -> tuple[str, dict[str, Any]]:
         """A query of all chunks that pass, with its values. For PostgreSQL."""

@@ -8,81 +8,33 @@ given as the share of the best attainable: first place in every list is 1.0. A d
 from __future__ import annotations
 
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-from sqlalchemy import Row, select
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from retrieval import filters as attribute_filters
+from retrieval.ask import Ask, Mode, Stages, check
 from retrieval.index import MOST_HITS, ChunkIndex, Generations, Hit, owned_corpora
 from retrieval.neighbours import with_neighbours
+from retrieval.query_vectors import QueryVectors
 from retrieval.reranker import Reranker
+from retrieval.results import FOUND, choose, confirmed, retrieved, rows_in_order
 from retrieval.rules import Rules
-from retrieval.versions import PastRules, kept_rows
+from retrieval.versions import PastRules
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.schema import ChunkRow, Document
-from storage.catalogue.versions import check_kept, current_then, past_of
-from storage.errors import UserError
+from storage.catalogue.versions import check_kept, past_of
 from storage.tracing import span
 from storage.types import RetrievedChunk, TextEmbedder, indexed_text
 
-Mode = Literal["hybrid", "dense", "lexical"]
 RRF_K = 60
-MOST_RESULTS = 500
-CACHED_QUERIES = 256
 RERANKED = 32
 SEARCHES = 3  # at most, when documents change while we look
 BESIDE = 2  # searches by words that run beside the one by meaning, on another core
-FOUND = (
-    ChunkRow.id, ChunkRow.ordinal, ChunkRow.text, ChunkRow.token_ids, ChunkRow.start, ChunkRow.end, ChunkRow.headings,
-    ChunkRow.page_start, ChunkRow.page_end, ChunkRow.line_start, ChunkRow.line_end, ChunkRow.kv_key,
-    Document.id.label("document_id"), Document.tenant_id, Document.corpus_id, Document.file_id, Document.path,
-    Document.sha256, Document.access, Document.attributes, Document.codec, Document.not_stored,
-)  # fmt: skip
-STILL = (
-    ChunkRow.id, ChunkRow.token_ids, Document.id.label("document_id"), Document.tenant_id, Document.corpus_id,
-    Document.access, Document.attributes,
-)  # fmt: skip
-
-
-@dataclass
-class Stages:
-    """Milliseconds by stage of a search: embed, rules, dense, lexical, rows, confirm. `lexical` may run beside `embed` and
-    `dense`: `clock` may be `time.thread_time`."""
-
-    ms: dict[str, float] = field(default_factory=dict)
-    clock: Callable[[], float] = time.perf_counter
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        begun = self.clock()
-        with span(f"retrieval.{name}"):
-            yield
-        self.ms[name] = self.ms.get(name, 0.0) + 1000 * (self.clock() - begun)
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One search, checked."""
-
-    rules: Rules
-    query: str
-    mode: Mode
-    top_k: int
-    token_budget: int | None
-    score_threshold: float | None
-    stages: Stages
-    neighbours: bool
-    as_of: float | None = None  # see retrieval.versions
-    rerank: bool = True
 
 
 class Retriever:
@@ -96,7 +48,7 @@ class Retriever:
         self._reranker = reranker
         self._index = index
         self._generations = Generations(embedder)
-        self._vectors = _QueryVectors(embedder)
+        self._vectors = QueryVectors(embedder)
         self._beside = ThreadPoolExecutor(BESIDE, thread_name_prefix="words")
         self._free = threading.Semaphore(BESIDE)
 
@@ -124,7 +76,7 @@ class Retriever:
         that are not the tenant's are passed over like corpora that do not exist. UserError(code="reindex_required") if a
         corpus was indexed with another embedding model.
         """
-        _check(query, top_k, token_budget, mode)
+        check(query, top_k, token_budget, mode)
         attribute_filters.check(filters)
         stages = stages or Stages()
         rules = Rules(tenant_id, tuple(dict.fromkeys(corpus_ids)), frozenset(principals or ()), filters)
@@ -154,42 +106,47 @@ class Retriever:
         again, so that the answer has what replaced it.
         """
         for _ in range(SEARCHES):
+            beside = self._words_beside(ask)
+            vector = self._vector(ask)  # before we hold a connection: the encoder may be busy with an ingest
             with self._catalogue.read() as session:
-                found = self._ranked(session, ask)
+                found = self._ranked(session, ask, vector, beside)
             with ask.stages.of("confirm"), self._catalogue.read() as session:
-                kept = _confirmed(session, ask, found)
+                kept = confirmed(session, ask, found)
             if len(kept) == len(found):
                 break
         return kept
 
-    def _ranked(self, session: Session, ask: Ask) -> list[RetrievedChunk]:
+    def _vector(self, ask: Ask) -> Sequence[float] | None:
+        if ask.mode == "lexical":
+            return None
+        with ask.stages.of("embed"):
+            return self._vectors.get(ask.query)
+
+    def _ranked(
+        self, session: Session, ask: Ask, vector: Sequence[float] | None, beside: Future[list[Hit]] | None
+    ) -> list[RetrievedChunk]:
         with ask.stages.of("rules"):
-            corpora = owned_corpora(session, self._generations, ask.rules.tenant_id, ask.rules.corpora)
-            if ask.as_of is not None:
-                check_kept(session, corpora, ask.as_of)
-            ask = replace(ask, rules=replace(ask.rules, corpora=tuple(corpora)))
-            rules = ask.rules if corpora and ask.rules.needed(session) else None
-        if not corpora:
+            scope = self._scope(session, ask)
+        if not scope.corpora:
             return []
-        if ask.as_of is not None:
-            corpora = [*corpora, *map(past_of, corpora)]
-        depth = max(50, 4 * ask.top_k)
+        ask = replace(ask, rules=scope.of)
+        depth = _depth(ask)
         while True:  # deeper only if duplicates or the budget ate what was found
-            lists = self._lists(session, ask, corpora, rules, depth)
+            lists = self._lists(session, ask, scope, vector, beside, depth)
             hits = self._reranked(session, ask, _scores(ask.mode, lists))
             with ask.stages.of("rows"):
-                chosen = _choose(_rows_in_order(session, ask, hits), ask)
+                chosen = choose(rows_in_order(session, ask, hits), ask)
             exhausted = all(len(hits) < depth for hits in lists)
             if len(chosen) >= ask.top_k or exhausted or depth >= MOST_HITS or ask.token_budget is not None:
                 return self._joined(session, ask, chosen)
-            depth = min(8 * depth, MOST_HITS)
+            depth, beside = min(8 * depth, MOST_HITS), None
 
     def _reranked(self, session: Session, ask: Ask, hits: list[Hit]) -> list[Hit]:
         """The first of the hits in the reranker's order; the others are left out, since they have no score of its kind."""
         if self._reranker is None or not ask.rerank:
             return hits
         with ask.stages.of("rerank"):
-            rows = [row for row, _ in _rows_in_order(session, ask, hits[: max(RERANKED, 2 * ask.top_k)])]
+            rows = [row for row, _ in rows_in_order(session, ask, hits[: max(RERANKED, 2 * ask.top_k)])]
             texts = [indexed_text(row.text, row.headings, row.path) for row in rows]
             scores = self._reranker.scores(ask.query, texts)
             scored = [(int(row.id), score) for row, score in zip(rows, scores, strict=True)]
@@ -201,43 +158,64 @@ class Retriever:
                 chosen = with_neighbours(session, FOUND, chosen, ask.token_budget)
         return [retrieved(row, score) for row, score in chosen]
 
-    def _lists(
-        self, session: Session, ask: Ask, corpora: list[str], rules: Rules | None, depth: int
-    ) -> list[list[Hit]]:
-        if ask.mode == "dense":
-            return [self._by_meaning(session, ask, corpora, rules, depth)]
-        if ask.mode == "lexical":
-            return [self._by_words(session, ask, corpora, rules, depth)]
-        beside = self._words_beside(ask, corpora, rules, depth)
-        near = self._by_meaning(session, ask, corpora, rules, depth)
-        return [near, beside.result() if beside else self._by_words(session, ask, corpora, rules, depth)]
+    def _scope(self, session: Session, ask: Ask) -> _Scope:
+        corpora = owned_corpora(session, self._generations, ask.rules.tenant_id, ask.rules.corpora)
+        if ask.as_of is not None:
+            check_kept(session, corpora, ask.as_of)
+        rules = replace(ask.rules, corpora=tuple(corpora))
+        needed = rules if corpora and rules.needed(session) else None
+        return _Scope(rules, [*corpora, *map(past_of, corpora)] if ask.as_of is not None else corpora, needed)
 
-    def _words_beside(
-        self, ask: Ask, corpora: list[str], rules: Rules | None, depth: int
-    ) -> Future[list[Hit]] | None:
+    def _lists(
+        self,
+        session: Session,
+        ask: Ask,
+        scope: _Scope,
+        vector: Sequence[float] | None,
+        beside: Future[list[Hit]] | None,
+        depth: int,
+    ) -> list[list[Hit]]:
+        lists = []
+        if vector is not None:
+            with ask.stages.of("dense"):
+                lists.append(self._index.dense(session, scope.corpora, vector, depth, scope.rules))
+        if ask.mode != "dense":
+            lists.append(beside.result() if beside else self._by_words(session, ask, scope, depth))
+        return lists
+
+    def _by_words(self, session: Session, ask: Ask, scope: _Scope, depth: int) -> list[Hit]:
+        with ask.stages.of("lexical"):
+            return self._index.lexical(session, scope.corpora, ask.query, depth, scope.rules)
+
+    def _words_beside(self, ask: Ask) -> Future[list[Hit]] | None:
         """The search by words on another thread, in a snapshot of its own: what only that one holds has no row in ours. None
         if enough run already, since nobody who holds a connection may wait for many others' second one."""
-        if not self._free.acquire(blocking=False):
+        if ask.mode != "hybrid" or not self._free.acquire(blocking=False):
             return None
 
         def search() -> list[Hit]:
             try:
                 with self._catalogue.read() as session:
-                    return self._by_words(session, ask, corpora, rules, depth)
+                    scope = self._scope(session, ask)
+                    return self._by_words(session, ask, scope, _depth(ask)) if scope.corpora else []
             finally:
                 self._free.release()
 
         return self._beside.submit(copy_context().run, search)
 
-    def _by_meaning(self, session: Session, ask: Ask, corpora: list[str], rules: Rules | None, depth: int) -> list[Hit]:
-        with ask.stages.of("embed"):
-            vector = self._vectors.get(ask.query)
-        with ask.stages.of("dense"):
-            return self._index.dense(session, corpora, vector, depth, rules)
 
-    def _by_words(self, session: Session, ask: Ask, corpora: list[str], rules: Rules | None, depth: int) -> list[Hit]:
-        with ask.stages.of("lexical"):
-            return self._index.lexical(session, corpora, ask.query, depth, rules)
+@dataclass(frozen=True)
+class _Scope:
+    """Where a search looks in one snapshot."""
+
+    of: Rules  # of the asker's own corpora
+    corpora: list[str]  # with the partitions of kept generations, if asked for
+    rules: Rules | None  # None: all that the corpora hold may be seen
+
+
+def _depth(ask: Ask) -> int:
+    """Of the first look."""
+    return max(50, 4 * ask.top_k)
 
 
 def fuse(lists: Sequence[Sequence[Hit]]) -> list[Hit]:
@@ -251,115 +229,3 @@ def fuse(lists: Sequence[Sequence[Hit]]) -> list[Hit]:
 
 def _scores(mode: Mode, lists: list[list[Hit]]) -> list[Hit]:
     return lists[0] if mode == "dense" else fuse(lists)
-
-
-def _check(query: str, top_k: int, token_budget: int | None, mode: str) -> None:
-    if not query.strip():
-        raise UserError("The query is empty.")
-    if not 1 <= top_k <= MOST_RESULTS:
-        raise UserError(f"A search returns 1 to {MOST_RESULTS} chunks; {top_k} were asked for.")
-    if token_budget is not None and token_budget < 1:
-        raise UserError("A token budget is at least 1.")
-    if mode not in ("hybrid", "dense", "lexical"):
-        raise UserError(f"A search's mode is hybrid, dense or lexical; not {mode!r}.")
-
-
-def _confirmed(session: Session, ask: Ask, found: list[RetrievedChunk]) -> list[RetrievedChunk]:
-    """What is still there and the asker's to see. SQLite may give a deleted chunk's id to another chunk."""
-    rows = {row.id: row for row in _visible(session, ask, [chunk.chunk_id for chunk in found], STILL)}
-    return [
-        chunk
-        for chunk in found
-        if (row := rows.get(chunk.chunk_id)) is not None
-        and (row.document_id, _ids(row.token_ids)) == (chunk.document_id, chunk.token_ids)
-    ]
-
-
-def _visible(session: Session, ask: Ask, chunk_ids: Sequence[int], columns: Sequence[Any]) -> Iterator[Row[Any]]:
-    """Of these chunks the ones that exist and are the asker's to see, by their rows and not by the index."""
-    query = select(*columns).join(Document, Document.id == ChunkRow.document_id).where(ChunkRow.id.in_(chunk_ids))
-    kept: Sequence[Row[Any]] = ()
-    if ask.as_of is not None:
-        query = query.where(current_then(ask.as_of))
-        kept = kept_rows(session, chunk_ids, ask.as_of)
-    return (row for row in (*session.execute(query), *kept) if ask.rules.permits(row))
-
-
-def _rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterator[tuple[Row[Any], float]]:
-    """Rows of the hits, best first, read as they are needed."""
-    part = min(2 * ask.top_k, 500)
-    for start in range(0, len(hits), part):
-        some = hits[start : start + part]
-        rows = {row.id: row for row in _visible(session, ask, [chunk_id for chunk_id, _ in some], FOUND)}
-        for chunk_id, score in some:
-            if chunk_id in rows:
-                yield rows[chunk_id], score
-
-
-def _choose(rows: Iterable[tuple[Row[Any], float]], ask: Ask) -> list[tuple[Row[Any], float]]:
-    """Down the ranking: a text once, at or above the threshold, and whatever still fits the budget."""
-    chosen: list[tuple[Row[Any], float]] = []
-    texts: set[bytes] = set()
-    left = ask.token_budget
-    for row, score in rows:
-        if len(chosen) == ask.top_k or (ask.score_threshold is not None and score < ask.score_threshold):
-            break
-        tokens = len(row.token_ids) // 4
-        if row.token_ids in texts or (left is not None and tokens > left):
-            continue
-        texts.add(row.token_ids)
-        left = None if left is None else left - tokens
-        chosen.append((row, score))
-    return chosen
-
-
-def retrieved(row: Row[Any], score: float) -> RetrievedChunk:
-    """A chunk made of its row, which has the columns FOUND."""
-    return RetrievedChunk(
-        chunk_id=row.id,
-        document_id=row.document_id,
-        corpus_id=row.corpus_id,
-        file_id=row.file_id,
-        path=row.path,
-        version=row.sha256,
-        text=row.text,
-        token_ids=_ids(row.token_ids),
-        start=row.start,
-        end=row.end,
-        headings=tuple(row.headings),
-        page_start=row.page_start,
-        page_end=row.page_end,
-        line_start=row.line_start,
-        line_end=row.line_end,
-        score=score,
-        kv_key=row.kv_key,
-        codec=row.codec,
-        not_stored=row.not_stored is not None,
-        attributes=dict(row.attributes),
-        ordinal=row.ordinal,
-    )
-
-
-def _ids(token_ids: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(token_ids, dtype="<u4").tolist())
-
-
-class _QueryVectors:
-    """The last queries' vectors: a conversation asks the same thing more than once."""
-
-    def __init__(self, embedder: TextEmbedder) -> None:
-        self._embedder = embedder
-        self._lock = threading.Lock()
-        self._vectors: OrderedDict[str, Sequence[float]] = OrderedDict()
-
-    def get(self, query: str) -> Sequence[float]:
-        with self._lock:
-            if query in self._vectors:
-                self._vectors.move_to_end(query)
-                return self._vectors[query]
-        vector = self._embedder.embed([query])[0]
-        with self._lock:
-            self._vectors[query] = vector
-            while len(self._vectors) > CACHED_QUERIES:
-                self._vectors.popitem(last=False)
-        return vector

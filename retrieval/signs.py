@@ -1,7 +1,7 @@
 """Nearest vectors among many: candidates by the signs of their components, then exactly by cosine.
 
 A unit vector's signs, a bit for each component, tell nearness roughly (Charikar, STOC 2002) at a thirty-second of the
-bytes. Up to `CANDIDATES` vectors are compared exactly, so that a search in a small corpus is exact.
+bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-CANDIDATES = 1024
-LOOKED_AT_TWICE = 4 * CANDIDATES
+EXACT = 1024  # so many vectors, or those that pass a filter, are all compared exactly
+CANDIDATES = 512  # at least, of more than that
+LOOKED_AT_TWICE = 8  # times as many as are asked for
 WORD = 64  # bits
 
 
@@ -22,17 +23,27 @@ def signs(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
     return np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8))).view("<u8")
 
 
-def nearest(codes: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.intp]:
-    """All rows of `codes` by the number of bits in which they differ from the vector's, fewest first; the first of them
-    once more, by the vector itself with their signs."""
+def nearest(codes: NDArray[np.uint64], vector: NDArray[np.float32], wanted: int) -> NDArray[np.intp]:
+    """Positions in `codes` [words, n], best first, `LOOKED_AT_TWICE` times as many as are wanted: those in which the fewest
+    bits differ from the vector's, ranked by the vector itself with their signs."""
     code = signs(vector[None])[0]
-    different = np.zeros(len(codes), dtype=np.uint16)
-    for column in range(codes.shape[1]):
-        different += np.bitwise_count(codes[:, column] ^ code[column])
-    order = np.argsort(different, kind="stable")  # of 16 bits: a radix sort
-    first = order[:LOOKED_AT_TWICE]
-    bits = np.unpackbits(codes[first].view(np.uint8), axis=1, count=len(vector))
-    return np.concatenate([first[np.argsort(-(bits @ vector), kind="stable")], order[LOOKED_AT_TWICE:]])
+    different = np.zeros(codes.shape[1], dtype=np.uint16)
+    for row, word in zip(codes, code, strict=True):
+        different += np.bitwise_count(row ^ word)
+    first = _least(different, LOOKED_AT_TWICE * wanted)
+    rows = np.ascontiguousarray(codes[:, first].T)
+    bits = np.unpackbits(rows.view(np.uint8), axis=1, count=len(vector))
+    return first[np.argsort(-(bits @ vector), kind="stable")]
+
+
+def _least(values: NDArray[np.uint16], most: int) -> NDArray[np.intp]:
+    """Positions of the `most` smallest values, in order of position; of equals the first."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    limit = int(np.searchsorted(np.cumsum(np.bincount(values)), most))
+    below = np.flatnonzero(values < limit)
+    equal = np.flatnonzero(values == limit)
+    return np.sort(np.concatenate([below, equal[: most - len(below)]]))
 
 
 def cosines(rows: Sequence[bytes], vector: NDArray[np.float32]) -> NDArray[np.float32]:

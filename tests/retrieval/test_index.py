@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,34 @@ def test_a_word_of_half_the_corpus_is_not_read_to_its_end_and_the_rare_one_decid
     library.put("vs_1", "about", "garden policy of the house")
     library.put("vs_1", "garden", *[f"a garden {number}" for number in range(30)])
     assert library.find("garden policy", mode="lexical")[0] == "about"
+
+
+def test_a_word_that_other_corpora_are_full_of_is_found_in_ours_and_weighs_what_it_weighs_in_ours(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(impacts, "MOST_POSTINGS", 20)
+    library.corpus("vs_alone")
+    library.corpus("vs_other", "t2")
+    library.put("vs_other", "theirs", *(f"indemnity of the house {number}" for number in range(60)))
+    for name in ("vs_alone", "vs_1"):
+        for number in range(15):
+            library.put(name, f"n{number}", f"policy of the garden number {number}")
+        library.put(name, "rare", "the indemnity")
+        if name == "vs_alone":
+            with library.catalogue.read() as session:
+                theirs = list(session.scalars(select(ChunkRow.id).where(ChunkRow.corpus_id == "vs_other")))
+            alone = scores(library, "indemnity of the garden", [name], without=theirs)
+    assert scores(library, "indemnity of the garden", ["vs_1"]) == alone
+    assert library.find("indemnity", mode="lexical") == ["rare"]
+    assert library.find("indemnity", "vs_1", "vs_other", mode="lexical") == ["rare"]
+
+
+def scores(library: Library, query: str, corpora: list[str], without: Sequence[int] = ()) -> list[float]:
+    with contextlib.suppress(ZeroDivisionError), library.catalogue.write() as session:
+        library.index.remove(session, without)
+        found = [score for _, score in library.index.lexical(session, corpora, query, 50)]
+        raise ZeroDivisionError
+    return found
 
 
 def test_a_rare_word_weighs_more_than_frequent_ones(library: Library) -> None:

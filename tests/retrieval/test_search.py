@@ -239,6 +239,23 @@ def test_more_searches_at_once_than_there_are_connections_all_answer(library: Li
     assert found == [["a"]] * 64
 
 
+@MODES
+def test_no_connection_is_held_while_the_encoder_works(library: Library, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be busy with an ingest for as long as a batch takes."""
+    library.put("vs_1", "a", "zebra crossing")
+    held: list[int] = []
+    embed = library.embedder.embed
+
+    def watched(texts: list[str]) -> list[list[float]]:
+        held.append(library.catalogue.engine.pool.checkedout())
+        return embed(texts)
+
+    monkeypatch.setattr(library.embedder, "embed", watched)
+    monkeypatch.setattr(library.retriever, "_words_beside", lambda _: None)  # which holds one, and waits for nothing
+    assert library.find("zebra", mode=mode) == ["a"]
+    assert held == ([] if mode == "lexical" else [0])
+
+
 def test_a_fault_of_the_search_by_words_is_the_searchs_fault_and_leaves_its_thread_free(library: Library) -> None:
     library.put("vs_1", "a", "zebra crossing")
     real = library.index.lexical

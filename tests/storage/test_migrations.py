@@ -112,3 +112,27 @@ def test_no_revision_leads_back() -> None:
 def test_revisions_are_walked_from_the_first() -> None:
     assert REVISIONS[0].startswith("0001")
     assert len(REVISIONS) == len(set(REVISIONS))
+
+
+def test_blocks_of_signs_get_stamps_and_keep_their_bytes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/c.db"
+    catalogue = open_catalogue(url)
+    at_revision(catalogue, "0011")
+    blocks = [("vs_1", block, 2, bytes([block]) * 16, bytes([block]) * 9000) for block in range(3)]
+    with catalogue.engine.begin() as connection:
+        for name in ("index_signs_a", "index_signs_b"):
+            columns = "corpus_id TEXT, block INTEGER, chunks INTEGER, ids BLOB, signs BLOB, PRIMARY KEY (corpus_id, block)"
+            connection.exec_driver_sql(f"CREATE TABLE {name} ({columns})")
+            connection.exec_driver_sql(f"INSERT INTO {name} VALUES (?, ?, ?, ?, ?)", blocks)
+    migrate(url)
+    with catalogue.engine.begin() as connection:
+        stamps = []
+        for name in ("index_signs_a", "index_signs_b"):
+            rows = connection.exec_driver_sql(f"SELECT corpus_id, block, chunks, ids, signs FROM {name} ORDER BY block").all()
+            assert list(map(tuple, rows)) == blocks
+            stamps += connection.exec_driver_sql(f"SELECT stamp FROM {name}").scalars().all()
+        assert len(set(stamps)) == 6
+        assert None not in stamps
+        with pytest.raises(sa.exc.IntegrityError):  # and a block is there once, as before
+            connection.exec_driver_sql("INSERT INTO index_signs_a (corpus_id, block) VALUES ('vs_1', 0)")
+    catalogue.close()
