@@ -1,8 +1,9 @@
 """Reading objects, plain and encrypted, from S3: our store beside a plain parallel download of the same objects.
 
 The ceiling is what http.client gives with URLs signed beforehand, each object one GET straight into memory that is there
-already. Rounds go through all clients in turn, so that what else the machine does meets each of them alike. `measure`
-needs no server: `bench storage` uses it on a folder.
+already. Rounds go through all clients in turn, each round from the next one on, so that what else the machine does, and
+what the one before leaves behind, meets each of them alike; a ratio is that of one round, and the middle half of them is
+shown. `measure` needs no server: `bench storage` uses it on a folder.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def measure(
     taken: dict[str, list[tuple[float, float]]] = {each.name: [] for each in clients}
     with ThreadPoolExecutor(readers) as pool:
         for turn in range(rounds + 1):
-            for each in clients:
+            first = turn % len(clients)
+            for each in (*clients[first:], *clients[:first]):
                 cost = _timed(each, buffers, pool)
                 if turn:  # the first warms connections and the server's page cache
                     taken[each.name].append(cost)
@@ -129,12 +131,16 @@ def _row(
     name: str, size: int, costs: Sequence[tuple[float, float]], plain: Sequence[tuple[float, float]]
 ) -> dict[str, Any]:
     read = max(1, TOTAL // (size * MIB)) * size * MIB
+    ratios = [p[0] / c[0] for p, c in zip(plain, costs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return {
         "client": name,
         "object_mib": size,
         "mb_per_s": round(statistics.median(read / wall for wall, _ in costs) / 1e6, 1),
         "cpu_s_per_gb": round(statistics.median(cpu for _, cpu in costs) / (read / 1e9), 3),
-        "of_first": round(statistics.median(p[0] / c[0] for p, c in zip(plain, costs, strict=True)), 3),
+        "of_first": round(middle, 3),
+        "of_first_low": round(low, 3),
+        "of_first_high": round(high, 3),
     }
 
 
@@ -203,7 +209,7 @@ def _plain(
 
 def reading_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     table = Table(title=f"{title}, {os.cpu_count()} cores")
-    for head in ("client", "object MiB", "MB/s", "CPU s/GB", "of the first"):
+    for head in ("client", "object MiB", "MB/s", "CPU s/GB", "of the first", "a quarter below", "a quarter above"):
         table.add_column(head, justify="left" if head == "client" else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))

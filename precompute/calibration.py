@@ -26,7 +26,7 @@ from storage.codecs.transform import Transform
 # Steps of K, in logits, and of V, in shares of the deviation of a layer's V from its mean. What they cost: BENCHMARKS.md.
 STEPS = MappingProxyType({"transform": (0.65, 0.35), "transform8": (2.0, 0.75)})
 FLOOR = 1e-2  # of a head's strongest query direction: no direction of K counts for less than this
-SETTLE_S = 0.2  # in which another process's note, begun at the same moment, is written
+SETTLE_S = 0.2  # in which another process's note is written, in a store that knows no condition for writing
 TOKENS = 1024  # that are read; more of them move the figures by less than another text would
 
 
@@ -54,15 +54,14 @@ def basis_codec(reader: Reader, shelf: CodecShelf, name: str) -> Transform:
     """The transform codec of this model called `name` in STEPS: with the basis that the store holds, or one made now.
 
     The note in the store, not the calculation, says which: another machine's rounding would make another basis, whose
-    name is in every key. Who finds a note after calculating takes that one; two that write theirs at the same moment both
-    take the one that stays. Raises StorageUnavailable."""
+    name is in every key. The first one's note stays, and all who have calculated meanwhile take that one; where the store
+    cannot tell who is first, they take the last one's. Raises StorageUnavailable."""
     purpose = hashlib.sha256(repr((VERSION, STEPS[name], replace(reader.profile, codec=""))).encode()).hexdigest()
     codec = shelf.noted(purpose)
     if not isinstance(codec, Transform):  # none yet, or damaged: made again, on the same machine it is the same
         made = shelf.add(calibrate(reader, *STEPS[name]))
-        if not isinstance(shelf.noted(purpose), Transform):
-            shelf.note(purpose, made)
-            time.sleep(SETTLE_S)
+        shelf.note(purpose, made)
+        time.sleep(SETTLE_S)
         codec = shelf.noted(purpose)
     return codec if isinstance(codec, Transform) else made
 

@@ -7,6 +7,7 @@ grows too large. `=` is in no object name: a folder of the fan-out never meets a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 import uuid
@@ -22,6 +23,11 @@ from storage.types import ObjectInfo
 STALE_SECONDS = 3600.0  # a writer that has not touched its file for an hour is dead
 _TEMP = ".writing"
 _ABSENT = (FileNotFoundError, NotADirectoryError)
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class _Taken(Exception):
+    """There is an object of this name."""
 
 
 class FolderStore:
@@ -37,13 +43,24 @@ class FolderStore:
 
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
         """See ObjectStore. Durable on return: file and folder entries are synced."""
+        return self._put(name, parts, os.replace)
+
+    def put_new(self, name: str, parts: Sequence[bytes | memoryview]) -> bool:
+        """See ObjectStore. A file system without hard links may let two writers believe that they were first."""
+        try:
+            self._put(name, parts, _link_new)
+        except _Taken:
+            return False
+        return True
+
+    def _put(self, name: str, parts: Sequence[bytes | memoryview], place: Callable[[Path, Path], None]) -> int:
         target = self._path(name)
         temp = self._temp / f"{os.getpid()}-{uuid.uuid4().hex}"  # never shared, whoever else writes this name
         with _mapped("put", name):
             try:
                 written = _write_synced(temp, parts)
                 self._make_folders(target.parent)
-                os.replace(temp, target)
+                place(temp, target)
                 _sync_folder(target.parent)
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -162,6 +179,20 @@ def _write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def _link_new(temp: Path, target: Path) -> None:
+    """Raises _Taken where there is such a file."""
+    try:
+        os.link(temp, target)
+    except FileExistsError:
+        raise _Taken from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if target.exists():
+            raise _Taken from None
+        os.replace(temp, target)
 
 
 def _fill(file: FileIO, buffer: memoryview, offset: int) -> int:

@@ -62,6 +62,10 @@ class ReadThrough:
         """See ObjectStore."""
         return self._local.put(name, parts)
 
+    def put_new(self, name: str, parts: Sequence[bytes | memoryview]) -> bool:
+        """See ObjectStore. New is what is not here."""
+        return self._local.put_new(name, parts)
+
     def delete(self, name: str) -> bool:
         """See ObjectStore. Here only: the parent's objects are its own."""
         return self._local.delete(name)

@@ -14,7 +14,7 @@ from storage.breaker import Breaker
 from storage.errors import ObjectMissing
 from storage.names import check_name, check_prefix, is_name
 from storage.retry import Retry
-from storage.s3_errors import MISSING_CODES, code_of, is_trouble, mapped
+from storage.s3_errors import MISSING_CODES, TAKEN_CODES, code_of, is_trouble, mapped
 from storage.s3_http import Got, Misanswered, Refused, S3Http
 from storage.s3_sign import Signer
 from storage.s3_upload import MULTIPART_FROM, Body, abort_stale, upload_parts
@@ -117,6 +117,23 @@ class S3Store:
                     )
                 )
         return size
+
+    def put_new(self, name: str, parts: Sequence[bytes | memoryview]) -> bool:
+        """See ObjectStore. By If-None-Match, which a server may not know: then two writers may believe that they were first."""
+        key = self._key(name)
+        with mapped("put", name):
+            try:
+                self._retry.run(
+                    lambda end: self._client.put_object(
+                        Bucket=self._bucket, Key=key, Body=Body(parts, end).as_file(), IfNoneMatch="*",
+                        **cast("Any", self._options),
+                    )
+                )  # fmt: skip
+            except ClientError as error:
+                if code_of(error) not in TAKEN_CODES:
+                    raise
+                return False
+        return True
 
     def delete(self, name: str) -> bool:
         """See ObjectStore. Two requests: S3 itself does not say whether there was anything to delete."""

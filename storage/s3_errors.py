@@ -29,6 +29,8 @@ _ERRORS: tuple[tuple[type[Exception], type[StorageUnavailable]], ...] = (
 )
 FOREIGN = tuple(row[0] for row in _ERRORS)
 MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound"})  # a HEAD has no body, so no name for its 404
+# What a write on the condition that there is no such object meets: there is one, or another write of it is at work.
+TAKEN_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
 _BUSY_CODES = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "InternalError"})
 _UNANSWERED = (boto.HTTPClientError, boto.ConnectionError, HTTPError, http.client.HTTPException, OSError)
 SKEW_S = 300.0  # servers allow 15 minutes; a clock that is off by five explains a refusal

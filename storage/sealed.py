@@ -49,14 +49,21 @@ class SealedStore:
 
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
         """See ObjectStore. The sealed bytes of the whole object are held in memory."""
+        sealed = self._seal(name, parts)
+        self._inner.put(name, sealed)
+        return sum(map(len, parts))
+
+    def put_new(self, name: str, parts: Sequence[bytes | memoryview]) -> bool:
+        """See ObjectStore."""
+        return self._inner.put_new(name, self._seal(name, parts))
+
+    def _seal(self, name: str, parts: Sequence[bytes | memoryview]) -> list[bytes]:
         owner = hashlib.sha256(self._owner(name).encode()).digest()[:16]
         header = _HEADER.pack(MAGIC, VERSION, self._newest, owner, secrets.token_bytes(16))
         sealer = _Sealer(self._roots[self._newest], header, name)
-        size = sum(map(len, parts))
-        last = frames_of(size) - 1
+        last = frames_of(sum(map(len, parts))) - 1
         sealed = [sealer.seal(number, frame, number == last) for number, frame in enumerate(_frames(parts))]
-        self._inner.put(name, [header, *sealed])
-        return size
+        return [header, *sealed]
 
     def size(self, name: str) -> int | None:
         """See ObjectStore: of the plain text."""

@@ -204,6 +204,11 @@ class ObjectStore(Protocol):
         Raises StorageUnavailable."""
         ...
 
+    def put_new(self, name: str, parts: Sequence[bytes | memoryview]) -> bool:
+        """Store the parts joined where no object has this name, of all who try at once only one; whether it is stored. False
+        also after a reply was lost: read back who it was. For small objects. Raises StorageUnavailable."""
+        ...
+
     def size(self, name: str) -> int | None:
         """Size in bytes, or None if absent. Raises StorageUnavailable."""
         ...

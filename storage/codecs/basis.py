@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _HEAD = struct.Struct("<8s3I")
@@ -21,8 +22,10 @@ MAX_BYTES = 1 << 30
 ONES = 3  # rows of the mean: as many bf16 numbers hold all digits of an fp32
 _ROWS = 16  # what the tokens are filled up to a multiple of
 _CAPABILITIES: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-_FLOATS = 1 << 18  # of V at once
 _BF16_PRODUCTS = bool(_CAPABILITIES.get("avx512_bf16"))
+# Integers that 8 bits do not hold: where they stand, ascending, and what they are.
+Patches = tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]
+NO_PATCHES: Patches = np.empty(0, np.int64), np.empty(0, np.int16)
 SLACK = 0.01  # of a step: what rounding in the encoder's own arithmetic may add
 
 
@@ -93,11 +96,10 @@ class Basis:
         """V [kv_heads, tokens, head_dim] in units of steps, fp32, of the same shape."""
         return (v.float() - self.means[layer, 1].unsqueeze(-2)) / self.steps[layer]
 
-    def expand_k(self, x: torch.Tensor, high: Mapping[int, torch.Tensor], first: int, out: torch.Tensor) -> None:
+    def expand_k(self, x: torch.Tensor, patches: Patches, first: int, out: torch.Tensor) -> None:
         """`out` [layers, kv_heads, tokens, head_dim], the layers from `first` on, from integers `x` int8 [layers, components,
-        kv_heads, tokens]; `high`: for some layers what to add to the first components, in units of 256, int8. Sums are fp32,
-        rounded once: the integers, up to 256, are exact in bf16 as well, whose products are taken where the processor has
-        them: twice as fast.
+        kv_heads, tokens], in which `patches` say what to put in. Sums are fp32, rounded once: the integers, up to 256, are exact
+        in bf16 as well, whose products are taken where the processor has them: twice as fast.
 
         The product reads its left side transposed, at no cost; a transposition before it would take as long as itself."""
         layers, width, heads, tokens = x.shape
@@ -107,20 +109,20 @@ class Basis:
         rows = torch.empty((layers, heads, ONES + width, -(-tokens // _ROWS) * _ROWS), dtype=matrices.dtype)
         rows[:, :, :ONES] = 1
         rows[:, :, ONES:, :tokens] = x.transpose(1, 2)
-        for layer, more in high.items():
-            rows[layer, :, ONES : ONES + len(more), :tokens] += 256.0 * more.transpose(0, 1)
+        if len(patches[0]):
+            layer, component, head, token = np.unravel_index(patches[0], x.shape)
+            places = ((layer * heads + head) * (ONES + width) + ONES + component) * rows.shape[-1] + token
+            rows.view(-1)[torch.from_numpy(places)] = torch.from_numpy(patches[1]).to(rows.dtype)
         product = torch.bmm(rows.flatten(0, 1).transpose(1, 2), matrices)
         out.copy_(product.view(layers, heads, -1, width)[:, :, :tokens])
 
-    def expand_v(self, x: torch.Tensor, high: Mapping[int, torch.Tensor], first: int, out: torch.Tensor) -> None:
-        """`out` from integers `x` int8, both [layers, kv_heads, tokens, head_dim], and `high` as above; in fp32, rounded once."""
+    def expand_v(self, x: torch.Tensor, patches: Patches, first: int, out: torch.Tensor) -> None:
+        """`out` from integers `x` int8, both [layers, kv_heads, tokens, head_dim], and `patches` as above; rounded once."""
         steps, means = self.steps[first : first + len(x)].view(-1, 1, 1, 1), self.means[first : first + len(x), 1].unsqueeze(-2)
-        each = -(-_FLOATS // x[0].numel())  # layers: what is in between stays in the processor's cache
-        for span in (slice(at, at + each) for at in range(0, len(x), each)):
-            numbers = x[span].float()
-            for layer in high.keys() & set(range(len(x))[span]):
-                numbers[layer - span.start] += 256.0 * high[layer]
-            out[span] = torch.addcmul(means[span], numbers, steps[span], out=numbers)
+        numbers = x.float()
+        if len(patches[0]):
+            numbers.view(-1).numpy()[patches[0]] = patches[1]
+        out.copy_(torch.addcmul(means, numbers, steps, out=numbers))
 
     def holds(self, found: torch.Tensor, layer: torch.Tensor, number: int) -> bool:
         """Whether `found` is within half a step of `layer` in every component, but for the dtype's rounding of `found`."""

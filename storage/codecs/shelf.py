@@ -68,8 +68,11 @@ class CodecShelf:
         return found
 
     def note(self, purpose: str, codec: Transform) -> None:
-        """Raises StorageUnavailable."""
-        self._objects.put(_note(purpose), [codec.basis.digest.encode()])
+        """Notes the codec, if none is noted: of several processes at once, the first one's. A note that leads nowhere is
+        replaced. Raises StorageUnavailable."""
+        note = [codec.basis.digest.encode()]
+        if not self._objects.put_new(_note(purpose), note) and not isinstance(self.noted(purpose), Transform):
+            self._objects.put(_note(purpose), note)
 
     def _load(self, digest: str) -> Basis | Miss:
         try:

@@ -6,28 +6,28 @@ stands in the codec's name. It says per layer and head: k = mean + q @ matrix, v
 rotated: its channels hardly depend on each other, and the product would cost more than the bits.
 
 The first byte of a section says how the integers are packed: 0, not at all, the layer is stored as the codec `lossless`
-does; 1 and 2, as `transform_1` and `transform_2` say. The integers are the same, so the codec's name is.
+does; 1 to 3, as `transform_1` to `transform_3` say. The integers are the same, so the codec's name is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from storage.codecs import transform_1, transform_2
-from storage.codecs.basis import Basis
+from storage.codecs import transform_1, transform_2, transform_3
+from storage.codecs.basis import NO_PATCHES, Basis, Patches
 from storage.codecs.lossless import Lossless
 from storage.codecs.packing import spans
 from storage.codecs.zstd import Unpacker
 
 PREFIX = "transform:"
 TRANSFORMS = ("transform", "transform8")  # as settings and rules name them: the basis is the one that the store has for the model
-_LOSSLESS, _PACKED = 0, 2
-_UNPACK = {1: transform_1.unpack_layer, _PACKED: transform_2.unpack_layer}
+_LOSSLESS, _PACKED = 0, 3
+_UNPACK = {1: transform_1.unpack_layer, 2: transform_2.unpack_layer, _PACKED: transform_3.unpack_layer}
 _LARGEST = 256
 
 
@@ -54,7 +54,7 @@ class Transform:
         v = self.basis.v_components(layer[1], number).round_()
         if max(float(k.abs().max()), float(v.abs().max())) <= _LARGEST:
             integers = k.to(torch.int16).reshape(len(k), -1), v.to(torch.int16).reshape(-1)
-            section = bytes([_PACKED]) + transform_2.pack_layer(*(each.numpy() for each in integers))
+            section = bytes([_PACKED]) + transform_3.pack_layer(*(each.numpy() for each in integers))
             found = self.decode([torch.frombuffer(bytearray(section), dtype=torch.uint8)], layer.dtype, layer_shape, number)
             if self.basis.holds(found[0], layer, number):
                 return memoryview(section)
@@ -82,23 +82,37 @@ class Transform:
     def _read(self, unpacker: Unpacker, sections: Sequence[torch.Tensor], first: int, out: torch.Tensor) -> None:
         """Fills `out` [layers, *layer_shape]."""
         layers, _, heads, tokens, width = out.shape
-        k = torch.empty((layers, width, heads, tokens), dtype=torch.int8)
-        v = torch.empty((layers, heads, tokens, width), dtype=torch.int8)
-        k_bytes, v_bytes = k.view(layers, width, -1).numpy().view(np.uint8), v.view(layers, -1).numpy().view(np.uint8)
-        k_high, v_high, kept = {}, {}, []
+        each = heads * tokens * width
+        rows = torch.empty((layers, 2 * width, heads * tokens), dtype=torch.int8)
+        by_layer = rows.numpy().view(np.uint8)
+        patches: dict[int, Patches] = {}
+        kept = []
         for number, section in enumerate(sections):
             data = section.numpy().data
-            if data[0] in _UNPACK:
-                k_more, v_more = _UNPACK[data[0]](unpacker, data[1:], k_bytes[number], v_bytes[number])
-                if k_more.size:
-                    k_high[number] = torch.tensor(k_more.view(np.int8)).view(-1, heads, tokens)
-                if v_more.size:
-                    v_high[number] = torch.tensor(v_more.view(np.int8)).view(heads, tokens, width)
+            if (unpack := _UNPACK.get(data[0])) is not None:
+                if (found := unpack(unpacker, data[1:], by_layer[number])) is not None:
+                    patches[number] = found
             elif data[0] == _LOSSLESS:
                 kept.append(number)
             else:
                 raise ValueError("a section of no known kind")
-        self.basis.expand_k(k, k_high, first, out[:, 0])
-        self.basis.expand_v(v, v_high, first, out[:, 1])
+        k, v = rows[:, :width].view(layers, width, heads, tokens), rows[:, width:].view(layers, heads, tokens, width)
+        k_patches, v_patches = _apart(patches, each)
+        self.basis.expand_k(k, k_patches, first, out[:, 0])
+        self.basis.expand_v(v, v_patches, first, out[:, 1])
         for number in kept:
             out[number] = Lossless().decode([sections[number][1:]], out.dtype, (2, heads, tokens, width))[0]
+
+
+def _apart(patches: Mapping[int, Patches], each: int) -> tuple[Patches, Patches]:
+    """Those of several layers, ascending, whose K and V have `each` integers: positions in all layers' K, and in their V."""
+    if not patches:
+        return NO_PATCHES, NO_PATCHES
+    places = np.concatenate([at + 2 * each * number for number, (at, _) in patches.items()])
+    integers = np.concatenate([some for _, some in patches.values()])
+    if any(at.max(initial=0) >= 2 * each for at, _ in patches.values()) or (places[1:] <= places[:-1]).any():
+        raise ValueError("integers where there is nothing, or in no order")
+    layer, place = np.divmod(places, 2 * each)
+    of_v = place >= each
+    place += each * (layer - of_v)
+    return (place[~of_v], integers[~of_v]), (place[of_v], integers[of_v])

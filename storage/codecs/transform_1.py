@@ -13,38 +13,45 @@ import struct
 
 import numpy as np
 
+from storage.codecs.basis import Patches
 from storage.codecs.packing import packed_length, unpack
-from storage.codecs.transform_2 import Bytes, Integers, high, low
+from storage.codecs.transform_2 import Bytes, Integers, patches
 from storage.codecs.zstd import Unpacker
 
 _HEAD = struct.Struct("<4H4I")
 _CLASSES = {16: 256, 8: 128, 4: 8, 2: 2}  # bits of an integer, and what is added to it so that it is not negative
 
 
-def unpack_layer(unpacker: Unpacker, data: memoryview, k: Bytes, v: Bytes) -> tuple[Bytes, Bytes]:
+def unpack_layer(unpacker: Unpacker, data: memoryview, row: Bytes) -> Patches:
     """As that of `transform_2`."""
     if len(data) < _HEAD.size:
         raise ValueError("a section is cut")
     fields = _HEAD.unpack_from(data)
     counts, lengths = fields[:4], fields[4:]
-    if sum(counts) > len(k) or _HEAD.size + sum(lengths) >= len(data):
+    components, columns = len(row) // 2, row.shape[1]
+    if sum(counts) > components or _HEAD.size + sum(lengths) >= len(data):
         raise ValueError("a section has too many components, or is cut")
-    columns = k.shape[1]
-    numbers = np.zeros((len(k), columns), np.int16)
-    row, at = 0, _HEAD.size
+    numbers = np.zeros(row.shape, np.int16)
+    begin, at = 0, _HEAD.size
     for bits, rows, length in zip(_CLASSES, counts, lengths, strict=True):
         frame, at = data[at : at + length], at + length
         if rows:
             filled = -(-columns // 4) * 4
-            numbers[row : row + rows] = _integers(unpacker, frame, bits, rows * filled).reshape(rows, filled)[:, :columns]
+            numbers[begin : begin + rows] = _integers(unpacker, frame, bits, rows * filled).reshape(rows, filled)[:, :columns]
         elif length:
             raise ValueError("a frame of no component")
-        row += rows
+        begin += rows
     if data[at] not in _CLASSES:
         raise ValueError("V of no known kind")
-    whole = _integers(unpacker, data[at + 1 :], data[at], v.size)
-    k[:], v[:] = low(numbers), low(whole)
-    return high(numbers), high(whole)
+    v = _integers(unpacker, data[at + 1 :], data[at], components * columns)
+    numbers[components:] = v.reshape(components, columns)
+    row[:] = numbers.astype(np.uint8)
+    return patches(row, *np.split(_high(numbers), 2))
+
+
+def _high(integers: Integers) -> Bytes:
+    """What they lack beside their lower bytes, which are signed, in units of 256."""
+    return ((integers.reshape(-1) + 128) >> 8).astype(np.uint8)
 
 
 def _integers(unpacker: Unpacker, frame: memoryview, bits: int, count: int) -> Integers:

@@ -1,5 +1,5 @@
-"""How the integers of a transform codec's section are packed: kind 2, which is written. It is made for its reader: one frame a
-layer, and what is done with all numbers is done by a few calls, each over a whole array.
+"""How the integers of a transform codec's section were packed by the second version: kind 2. It is read for ever and no longer
+written: half bytes were for K only, and one large integer gave all of its component a byte.
 
 The header `_HEAD`, then one frame of, in this order: K's components with a byte for an integer; K's components with half a
 byte; V's integers, a byte each; and for what a byte does not hold a second one: integer = low + 256 * high, both signed. A
@@ -14,55 +14,40 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-from storage.codecs.zstd import Packer, Unpacker
+from storage.codecs.basis import Patches
+from storage.codecs.zstd import Unpacker
 
 _HEAD = struct.Struct("<3HB")  # components of K with two bytes, with one or two, with half a byte; bytes of an integer of V
-_BYTE, _HALF = 127, 7  # the largest integers that these hold
 
 Bytes = npt.NDArray[np.uint8]  # of signed numbers
 Integers = npt.NDArray[np.int16]
 
 
-def pack_layer(k: Integers, v: Integers) -> bytes:
-    """K [components, kv_heads * tokens] and V [kv_heads * tokens * head_dim]."""
-    largest = np.abs(k).max(axis=1)
-    # A class ends behind the last component that is too large for the next one.
-    double, whole, end = (int(np.flatnonzero(largest > limit).max(initial=-1)) + 1 for limit in (_BYTE, _HALF, 0))
-    if (end - whole) % 2:  # halves go by two
-        whole, end = (whole, end + 1) if end < len(k) else (whole + 1, end)
-    first, second = np.split((k[whole:end] + 8).astype(np.uint8), 2)
-    each = 2 if np.abs(v).max() > _BYTE else 1
-    parts = [low(k[:whole]), first | second << 4, low(v), high(k[:double]), high(v[: v.size * (each - 1)])]
-    frame = Packer().pack(*(part.reshape(-1).data for part in parts if part.size))
-    return _HEAD.pack(double, whole, end - whole, each) + frame
-
-
-def low(integers: Integers) -> Bytes:
-    """Their lower bytes."""
-    return integers.astype(np.uint8)
-
-
-def high(integers: Integers) -> Bytes:
-    """What they lack beside their lower bytes, which are signed, in units of 256."""
-    return ((integers + 128) >> 8).astype(np.uint8)
-
-
-def unpack_layer(unpacker: Unpacker, data: memoryview, k: Bytes, v: Bytes) -> tuple[Bytes, Bytes]:
-    """Fills `k` [components, kv_heads * tokens] and `v` with lower bytes; the higher ones of the first components [some,
-    kv_heads * tokens], and of all of V or of none. Raises ValueError where these are not such bytes."""
+def unpack_layer(unpacker: Unpacker, data: memoryview, row: Bytes) -> Patches | None:
+    """Fills `row` [2 * components, kv_heads * tokens], K's components and as many integers of V, but for what 8 bits do not hold:
+    patches, whose places count through all of it. Raises ValueError where these are not such bytes."""
     if len(data) < _HEAD.size:
         raise ValueError("a section is cut")
     double, whole, halves, each = _HEAD.unpack_from(data)
-    columns, middle, end = k.shape[1], whole + halves // 2, whole + halves
-    if double > whole or end > len(k) or halves % 2 or each not in (1, 2):
+    components, columns = len(row) // 2, row.shape[1]
+    middle, end = whole + halves // 2, whole + halves
+    if double > whole or end > components or halves % 2 or each not in (1, 2):
         raise ValueError("a section has components that there are not")
-    content = unpacker.unpack(data[_HEAD.size :], (middle + double) * columns + each * v.size)
-    k[:whole] = content[: whole * columns].reshape(whole, columns)
+    size = components * columns
+    content = unpacker.unpack(data[_HEAD.size :], (middle + double) * columns + each * size)
+    row[:whole] = content[: whole * columns].reshape(whole, columns)
     pairs = content[whole * columns : middle * columns].reshape(-1, columns)
-    np.bitwise_and(pairs, 15, out=k[whole:middle])
-    np.right_shift(pairs, 4, out=k[middle:end])
-    k[whole:end] -= 8
-    k[end:] = 0
-    v[:] = content[middle * columns : middle * columns + v.size]
-    more = content[middle * columns + v.size :]
-    return more[: double * columns].reshape(double, columns), more[double * columns :]
+    np.bitwise_and(pairs, 15, out=row[whole:middle])
+    np.right_shift(pairs, 4, out=row[middle:end])
+    row[whole:end] -= 8
+    row[end:components] = 0
+    row[components:] = content[middle * columns : middle * columns + size].reshape(components, columns)
+    more = content[middle * columns + size :]
+    return patches(row, more[: double * columns], more[double * columns :]) if more.size else None
+
+
+def patches(row: Bytes, k_high: Bytes, v_high: Bytes) -> Patches:
+    """Where higher bytes, of the first integers of K and of V, make integers that the lower ones in `row` are not."""
+    places = np.concatenate([np.flatnonzero(k_high), row.size // 2 + np.flatnonzero(v_high)])
+    high = np.concatenate([each[each != 0] for each in (k_high, v_high)])
+    return places, row.reshape(-1)[places].view(np.int8) + high.view(np.int8) * np.int16(256)

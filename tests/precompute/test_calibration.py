@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -122,3 +126,75 @@ def test_calibration_repeats_itself_and_follows_the_steps(tiny_models: Models) -
     coarse = calibrate(read, 1.6, 0.8)
     assert torch.allclose(coarse.steps, 2 * one.steps)
     assert coarse.digest != one.digest
+
+
+SECOND = """
+import sys
+from pathlib import Path
+from precompute import calibration
+from precompute.reader import Reader
+from storage.codecs.shelf import CodecShelf
+from storage.objects import open_store
+
+folder, objects, step, options = sys.argv[1], sys.argv[2], float(sys.argv[3]), dict(each.split("=", 1) for each in sys.argv[4:])
+read = Reader(Path(folder), dtype="float32", filler=1)
+make = calibration.calibrate
+
+def when_both_are_ready(reader, *steps):
+    basis = make(reader, step, 0.4)  # another machine's rounding makes another basis
+    print("made", flush=True)
+    sys.stdin.readline()
+    return basis
+
+calibration.calibrate = when_both_are_ready
+calibration.use_codec(read, "transform", CodecShelf(open_store(objects, **options)))
+print(read.profile.codec, flush=True)
+"""
+
+
+def _agree(tiny_models: Models, objects: str, **options: str) -> set[str]:
+    """The codecs of two processes, each of which has made a basis of its own before either has noted one."""
+    command = [sys.executable, "-c", SECOND, str(tiny_models.folder("llama")), objects]
+    tail = [f"{name}={value}" for name, value in options.items()]
+    environment = os.environ | {"PYTHONPATH": str(Path(calibration.__file__).parent.parent)}
+    both = [
+        subprocess.Popen([*command, step, *tail], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for step in ("0.5", "0.6")
+    ]
+    try:
+        assert [process.stdout.readline() for process in both] == ["made\n", "made\n"]  # type: ignore[union-attr]
+        for process in both:
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        found = [process.communicate(timeout=120)[0].strip() for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    assert all(name.startswith("transform:") for name in found)
+    return set(found)
+
+
+def test_two_processes_that_make_a_basis_at_once_in_a_folder_use_one(tiny_models: Models, tmp_path: Path) -> None:
+    assert len(_agree(tiny_models, str(tmp_path))) == 1
+
+
+@pytest.mark.services
+def test_two_processes_that_make_a_basis_at_once_in_s3_use_one(tiny_models: Models, s3_server) -> None:
+    keys = {"s3_access_key": s3_server.access_key, "s3_secret_key": s3_server.secret_key}
+    store = f"s3://conformance/{uuid.uuid4().hex}"
+    assert len(_agree(tiny_models, store, s3_endpoint=s3_server.endpoint, **keys)) == 1
+
+
+def test_a_note_that_stands_is_kept_and_one_that_leads_nowhere_is_replaced(tmp_path: Path, tiny_models: Models) -> None:
+    shelf, read = CodecShelf(FolderStore(tmp_path)), reader(tiny_models)
+    one, two = (shelf.add(calibrate(read, step, 0.4)) for step in (0.5, 0.6))
+    for codec in (one, two):
+        shelf.note("ab" * 32, codec)
+        assert shelf.noted("ab" * 32) is one
+    FolderStore(tmp_path).delete(f"basis/{one.basis.digest}")
+    later = CodecShelf(FolderStore(tmp_path))
+    later.note("ab" * 32, two)
+    found = later.noted("ab" * 32)
+    assert isinstance(found, Transform)
+    assert found.name == two.name

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from s3_reads_kit import connect, root, running_server, server  # noqa: F401 - fixtures
 
 from storage.folder import FolderStore
 from storage.s3 import S3Store

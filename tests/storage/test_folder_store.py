@@ -221,3 +221,25 @@ def test_objects_are_plain_files_for_their_owner(tmp_path):
     mode = next(tmp_path.glob("kv/ab/=*/abcd")).stat().st_mode
     assert stat.S_ISREG(mode)
     assert not mode & (stat.S_IXUSR | stat.S_IWOTH)
+
+
+def test_a_file_system_without_hard_links_still_keeps_what_is_there(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    objects = FolderStore(tmp_path)
+    assert objects.put_new("note", [b"one"])
+    assert not objects.put_new("note", [b"two"])
+    buffer = bytearray(3)
+    assert objects.read_into("note", memoryview(buffer)) == 3
+    assert buffer == b"one"
+
+
+def test_trouble_while_a_new_object_is_stored_is_no_answer(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StorageUnavailable):
+        FolderStore(tmp_path).put_new("note", [b"one"])

@@ -229,3 +229,19 @@ def test_readers_never_see_half_of_what_threads_write(objects):
     with ThreadPoolExecutor(16) as pool:
         assert set(pool.map(write, whole)) <= whole
     assert list(objects.list("")) == [NAME]
+
+
+def test_of_all_who_store_a_new_object_at_once_one_is_first_and_its_bytes_stay(objects):
+    def first(number: int) -> bool:
+        return objects.put_new(NAME, [b"writer ", b"%02d" % number])
+
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(first, range(16)))
+    assert won.count(True) == 1
+    assert read(objects, NAME, 9) == b"writer %02d" % won.index(True)
+    assert not objects.put_new(NAME, [b"later"])
+    assert read(objects, NAME, 9) == b"writer %02d" % won.index(True)
+    assert [*objects.list("")] == [NAME]
+    objects.delete(NAME)
+    assert objects.put_new(NAME, [b"again"])
+    assert read(objects, NAME, 5) == b"again"
