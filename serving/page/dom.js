@@ -94,12 +94,13 @@ export const closeDialogs = () => document.querySelectorAll("dialog").forEach((b
 export function confirmed(question, action) {
   return new Promise((resolve) => {
     const box = h("dialog", { class: "ask", "aria-labelledby": "ask-title" });
-    const close = (answer) => () => (resolve(answer), box.close());
+    const close = (chosen) => () => ((answer = chosen), box.close());
+    let answer = false; // Escape, and leaving the section, keep it
     box.append(
       h("h2", { id: "ask-title" }, question),
       h("div", { class: "row" }, button("Keep", close(false)), button(action, close(true), { class: "danger" })),
     );
-    box.addEventListener("close", () => (box.remove(), resolve(false)));
+    box.addEventListener("close", () => (box.remove(), resolve(answer)));
     document.body.append(box);
     box.showModal();
   });
