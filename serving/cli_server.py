@@ -33,7 +33,7 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
     check_policy(settings)
     key = first_key(settings)
     try:
-        with supervised(settings, note, lambda: check_model(settings)) as supervisor:
+        with supervised(settings, note, lambda: _prepared(settings)) as supervisor:
             if not supervisor.stopping.is_set():
                 show(
                     _welcome(settings, supervisor.address, key), as_json, lambda w: _welcome_text(settings, w)
@@ -44,6 +44,11 @@ def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
         show({"address": already.address, "started": False}, as_json, lambda _: message)
 
 
+def _prepared(settings: Settings) -> None:
+    check_model(settings)
+    note(f"starting broker, API, worker and beat on {settings.data_dir}, and loading the models …")
+
+
 def check_model(settings: Settings) -> None:
     """Refuse a device that is not there and a model that is no folder, and convert the embedded one, before anything is
     started."""
@@ -52,7 +57,7 @@ def check_model(settings: Settings) -> None:
 
         check_device(settings.device)
     if settings.model == "embedded":
-        embedded_folder(settings.data_dir)
+        convert_embedded()
     elif not (Path(settings.model) / "config.json").exists():
         raise UserError(f"PREREAD_MODEL={settings.model}: no model folder (config.json is missing)")
 
@@ -70,24 +75,18 @@ def check_policy(settings: Settings) -> None:
         read_oidc(Path(settings.oidc_file))
 
 
-def embedded_folder(data_dir: Path) -> Path:
-    """The embedded model's folder, converted in a process of its own if it is not there yet."""
-    from precompute.embedded import NAME
+def convert_embedded() -> None:
+    """Convert the embedded model in a process of its own, if this user's cache does not have it yet."""
+    from precompute.embedded import embedded_place, is_there
 
-    folder = data_dir / "models" / f"{NAME}-bf16"
-    if not (folder / "config.json").exists():
-        note("converting the embedded model, once (about 20 s) …")
-        code = "import sys, pathlib, precompute.embedded as e; e.embedded_model(pathlib.Path(sys.argv[1]))"
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(data_dir / "models")],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise ModelUnsupported(last.rpartition("ModelUnsupported: ")[2])
-    return folder
+    if is_there(embedded_place()):
+        return
+    note("converting the embedded model into this user's cache, once for all data folders (about 20 s) …")
+    code = "import precompute.embedded as e; e.embedded_model()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ModelUnsupported(last.rpartition("ModelUnsupported: ")[2])
 
 
 def first_key(settings: Settings) -> str | None:

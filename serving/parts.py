@@ -376,7 +376,7 @@ def _swapped(rows: Any) -> list[Any]:
 
 
 def model_folder(settings: Settings) -> Path:
-    """The reader model's folder; the embedded one is converted into the data folder on first use."""
+    """The reader model's folder; the embedded one is converted into the user's cache on first use."""
     if settings.model != "embedded":
         folder = Path(settings.model)
         if not (folder / "config.json").exists():
@@ -384,4 +384,4 @@ def model_folder(settings: Settings) -> Path:
         return folder
     from precompute.embedded import embedded_model
 
-    return embedded_model(settings.data_dir / "models")
+    return embedded_model()

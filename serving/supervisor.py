@@ -29,7 +29,7 @@ from serving.settings import PREFIX, Settings, data_folder
 from storage.errors import UserError
 
 STOP_SECONDS = 45.0  # longer than `drain.GRACE_SECONDS`, so that answers that have begun are finished
-READY_SECONDS = 180.0  # the embedded model is converted on the very first start
+READY_SECONDS = 180.0  # the models are loaded, on a busy machine slowly
 STEADY_SECONDS = 30.0  # a child that lived this long starts again without a long pause
 LONGEST_PAUSE = 30.0
 Say = Callable[[str], None]

@@ -3,27 +3,33 @@
 import { dropKey, get, keepKey, key, logOut } from "./api.js";
 import { ask, forget } from "./chat.js";
 import { corpora, corpus } from "./corpora.js";
-import { button, byId, complain, doing, field, h, say } from "./dom.js";
+import { button, byId, closeDialogs, complain, doing, field, h, land, landing, say } from "./dom.js";
 import { jobs } from "./jobs.js";
 import { passage } from "./passage.js";
 import { savings } from "./savings.js";
 
 const SECTIONS = [["ask", "Ask", ask], ["corpora", "Corpora", corpora], ["jobs", "Jobs", jobs], ["savings", "Savings", savings]];
 const HIDDEN = { corpus };
+const LATE_MS = 250; // a section that takes longer says that it is coming
 let leaving = new AbortController();
-let shown = null;
+let shown = null; // the address of the section that is shown
 
 function place() {
-  const [name, ...rest] = location.hash.slice(1).split("/").map(decodeURIComponent);
-  return { name: name || "ask", rest };
+  try {
+    const [name, ...rest] = location.hash.slice(1).split("/").map(decodeURIComponent);
+    return { name: name || "ask", rest };
+  } catch {
+    return { name: "ask", rest: [] }; // no address of ours
+  }
 }
 
 async function show() {
   const { name, rest } = place();
   if (name === "main") return;
+  closeDialogs();
   if (name === "passage") {
     if (!shown) await section("ask", []);
-    return passage(...rest);
+    return passage(shown, ...rest);
   }
   await section(name, rest);
 }
@@ -40,21 +46,29 @@ async function section(name, rest) {
     if (here) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = `${found?.[1] ?? "Corpus"} · Preread`;
-  const main = byId("main");
+  const title = found?.[1] ?? "Corpus";
+  document.title = `${title} · Preread`;
   const moved = shown !== null;
-  shown = name;
+  shown = `#${[name, ...rest].map(encodeURIComponent).join("/")}`;
+  const late = setTimeout(() => signal.aborted || coming(title), LATE_MS);
+  const put = (content) => signal.aborted || byId("main").replaceChildren(content);
   try {
-    const content = await view(signal, ...rest);
-    if (signal.aborted) return;
-    main.replaceChildren(content);
-    if (moved) main.focus();
+    put(await view(signal, ...rest));
   } catch (error) {
-    if (signal.aborted) return;
-    main.replaceChildren(h("section", { class: "panel" }, h("h1", {}, "This cannot be shown"), h("p", {}, error.message)));
-    complain(error);
+    put(failed("This cannot be shown", error, () => section(name, rest)));
+  } finally {
+    clearTimeout(late);
   }
+  if (moved && !signal.aborted) land(landing());
 }
+
+function coming(title) {
+  say(`${title}: loading.`);
+  byId("main").replaceChildren(h("h1", {}, title), h("p", { class: "waiting" }, "Loading"));
+}
+
+const failed = (title, error, again) => h("section", { class: "panel" },
+  h("h1", {}, title), h("p", { class: "error", role: "alert" }, error.message), button("Try again", doing(again)));
 
 // --- signing in ---
 
@@ -74,9 +88,12 @@ function signIn(config, message) {
   byId("nav").hidden = byId("leave").hidden = true;
   const input = h("input", { type: "password", name: "key", autocomplete: "off", required: true, spellcheck: "false" });
   const submit = doing(async () => {
-    keepKey(input.value.trim());
+    const given = input.value.trim();
+    if (!/^[\x21-\x7e]+$/.test(given)) throw new Error("This is no key: it has characters that no key has.");
+    keepKey(given);
     try {
       await enter();
+      if (!document.querySelector("dialog[open]")) land(byId("question") ?? landing());
     } catch (error) {
       dropKey();
       input.select();
@@ -93,7 +110,10 @@ function signIn(config, message) {
       single,
       h("form", { onsubmit: submit },
         field("API key", input, "It stays in this tab, and is forgotten when the tab is closed."),
-        h("button", { type: "submit", class: "main" }, "Sign in"))),
+        h("button", { type: "submit", class: "main" }, "Sign in")),
+      h("h2", {}, "Where is my key?"),
+      h("p", { class: "meta" }, "The first one lies in the file ", h("code", {}, "admin.key"), " of the data folder on the server; ",
+        h("code", {}, "preread up"), " prints its path when it starts. An admin makes others with ", h("code", {}, "preread key create"), ".")),
   );
   input.focus();
 }
@@ -111,12 +131,12 @@ async function signOut(message) {
   leaving.abort();
   forget();
   dropKey();
-  document.querySelectorAll("dialog").forEach((box) => box.remove());
+  closeDialogs();
   byId("alert").replaceChildren();
   const config = await login();
-  const failed = config && (await logOut().catch((error) => (error.status === 401 ? null : error)));
+  const failure = config && (await logOut().catch((error) => (error.status === 401 ? null : error)));
   signIn(config, message);
-  if (failed) complain(failed);
+  if (failure) complain(failure);
 }
 
 async function start() {
@@ -124,7 +144,10 @@ async function start() {
   if (key() || config) {
     try {
       return await enter();
-    } catch {
+    } catch (error) {
+      if (error.status === undefined || error.status >= 500) { // the key may be good: it is asked for only if it is not
+        return void byId("main").replaceChildren(failed("The service does not answer", error, start));
+      }
       dropKey();
     }
   }
@@ -152,5 +175,7 @@ theme(THEMES.includes(kept) ? kept : "system");
 byId("leave").addEventListener("click", () => signOut());
 addEventListener("preread:signed-out", () => shown && signOut(key() ? "Your key is no longer accepted. Sign in again." : "Your login has ended. Sign in again."));
 addEventListener("hashchange", () => shown && show().catch(complain));
+// A file that is dropped beside its place would replace this page.
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
 document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), byId("main").focus()));
 start().catch(complain);

@@ -1,36 +1,27 @@
 // A conversation over a corpus: streamed answers, their sources, and how their prompts came about.
 
-import { all, events, get } from "./api.js";
+import { all, events, get, part } from "./api.js";
+import { choose, chosen, corpusForm, nameOf } from "./corpora.js";
 import { button, doing, field, h, number, say, select } from "./dom.js";
-import { nameOf } from "./corpora.js";
+import { firstTokens, origin } from "./origin.js";
 import { openPassage, passageHref, whereOf } from "./passage.js";
-import { bars } from "./plots.js";
 
-// Why a chunk was computed although it is stored with the corpus.
-const WHY = {
-  absent: "its KV is not in the store", damaged: "its stored KV is damaged, and is being repaired", wrong_key: "its stored KV is of something else",
-  wrong_layout: "its stored KV has an unknown layout", unavailable: "the store did not answer",
-  slow: "computing it took less time than reading it would have", timeout: "the store was slower than computing it",
-  unsynced: "this site has not heard from its parent", pending: "its KV has not been computed yet", policy: "a rule keeps its KV out of the store",
-  method: "full prefill was asked for", model: "this model is not blended", over_quota: "the quota of stored KV is used up",
-};
-// What holds stored KV, as the report calls it.
-const TIERS = { device: "the accelerator's memory", memory: "this server's memory", disk: "this server's disk", store: "the object store" };
-const CORPUS = "preread.corpus"; // what this tab asked last
 const SPEAK_MS = 1200; // a screen reader hears of a growing answer so often
 
 let kept = null; // the conversation outlives a look at another section
 
-export const forget = () => (kept = null);
+export function forget() {
+  kept?.restart();
+  kept = null;
+}
 
-export async function ask(signal) {
+export async function ask() {
   const [models, stores] = await Promise.all([get("/v1/models"), all("/v1/vector_stores")]);
   const base = models.data[0];
   const talk = (kept ??= new Talk(base.id));
-  talk.signal = signal;
-  const known = [sessionStorage.getItem(CORPUS), stores.find((s) => s.file_counts.completed)?.id, stores[0]?.id];
-  const chosen = known.find((id) => stores.some((s) => s.id === id)) ?? "";
-  const corpus = select([["", "No corpus"], ...stores.map((s) => [s.id, nameOf(s)])], chosen, { id: "corpus" });
+  const known = [chosen(), stores.find((s) => s.file_counts.completed)?.id, stores[0]?.id];
+  const first = known.find((id) => stores.some((s) => s.id === id)) ?? "";
+  const corpus = select([["", "No corpus"], ...stores.map((s) => [s.id, nameOf(s)])], first, { id: "corpus" });
   const method = select([["", "Blended (default)"], ["full", "Full prefill"]], "");
   const box = h("textarea", { id: "question", rows: "2", required: true, placeholder: "Ask about the documents" });
   const need = h("input", { type: "checkbox", id: "need", checked: true });
@@ -40,49 +31,83 @@ export async function ask(signal) {
       field("Corpus", corpus), field("Prompt", method),
       h("label", { class: "check" }, need, " answer only from passages"),
       h("span", { class: "fill" }),
-      button("New conversation", () => (talk.restart(), box.focus()), { class: "quiet" }),
+      button("New conversation", () => (restart(), box.focus()), { class: "quiet" }),
       h("button", { type: "submit", class: "main" }, "Send")));
 
   async function send() {
     const question = box.value.trim();
     if (!question) return;
+    if (talk.running) return say("An answer is still being made.");
     box.value = "";
     await talk.ask(question, { corpus: corpus.value, method: method.value, need: need.checked });
   }
-  corpus.addEventListener("change", () => {
-    sessionStorage.setItem(CORPUS, corpus.value);
+  function restart() {
     talk.restart();
+    talk.log.append(beginning(stores, stores.find((s) => s.id === corpus.value)));
+  }
+  corpus.addEventListener("change", () => {
+    choose(corpus.value);
+    restart();
   });
   box.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) event.preventDefault(), form.requestSubmit();
   });
+  if (!talk.log.querySelector(".turn")) restart();
   return h("div", { class: "talk" },
     h("h1", {}, "Ask"),
     base.full_prefill_reason && h("p", { class: "note" }, `This model answers by full prefill: ${base.full_prefill_reason}`),
     talk.log, form);
 }
 
+// What stands there before the first question: what to do next.
+function beginning(stores, store) {
+  const box = (title, ...rest) => h("section", { class: "beginning" }, h("h2", {}, title), ...rest);
+  if (!stores.length) {
+    return box("Nothing has been read yet",
+      h("p", {}, "Make a corpus, drop your documents there, and ask about them here. The model reads each document once, when it comes."),
+      corpusForm());
+  }
+  if (!store) return box("Ask the model", h("p", {}, "No corpus is chosen: the model answers without documents, and names no sources."));
+  const there = store.file_counts.completed, upload = h("a", { href: `#corpus/${part(store.id)}` }, there ? "Add documents" : "Upload documents");
+  if (!there) return box(`“${nameOf(store)}” has no documents yet`, h("p", {}, upload, " and ask about them here as soon as they are read."));
+  return box(`Ask about “${nameOf(store)}”`,
+    h("p", {}, `${number(there)} ${there === 1 ? "document has" : "documents have"} been read. Each answer names its sources: open one to see the passage where it stands.`),
+    h("p", { class: "meta" }, "Below an answer you see how much of its prompt was reused, and can compare it with full prefill. ", upload));
+}
+
 class Talk {
   constructor(model) {
     this.model = model;
-    this.signal = null;
     this.log = h("div", { class: "log", role: "log", "aria-label": "Conversation", "aria-live": "off", tabindex: "0" });
-    this.turns = [];
+    this.ended = new AbortController();
+    this.restart();
   }
 
   restart() {
-    this.turns = [];
+    this.ended.abort(); // what is still being answered
+    Object.assign(this, { ended: new AbortController(), running: false, turns: [] });
     this.log.replaceChildren();
   }
 
   async ask(question, options) {
-    const before = [...this.turns];
-    const answer = new Answer(this, [...before, { role: "user", content: question }], options);
-    const card = h("article", { class: "turn" }, h("p", { class: "asked" }, question), answer.node);
+    const { ended } = this;
+    const turns = [...this.turns, { role: "user", content: question }];
+    const answer = new Answer(this, turns, options);
+    this.show(question, answer);
+    this.running = true;
+    try {
+      await answer.run();
+    } finally {
+      if (this.ended === ended) this.running = false;
+    }
+    if (this.ended === ended && answer.text) this.turns = [...turns, { role: "assistant", content: answer.text }];
+  }
+
+  show(question, answer) {
+    this.log.querySelector(".beginning")?.remove();
+    const card = h("article", { class: "turn" }, h("h2", { class: "asked" }, question), answer.node);
     this.log.append(card);
     card.scrollIntoView({ block: "start" });
-    await answer.run();
-    this.turns = [...before, { role: "user", content: question }, { role: "assistant", content: answer.text }];
   }
 }
 
@@ -100,14 +125,15 @@ class Answer {
     const body = { model: corpus ? `${this.talk.model}@${corpus}` : this.talk.model, messages: this.messages, stream: true,
       stream_options: { include_usage: true }, preread };
     const stop = new AbortController();
-    this.talk.signal.addEventListener("abort", () => stop.abort());
+    const signal = AbortSignal.any([stop.signal, this.talk.ended.signal]);
     const halt = button("Stop", () => stop.abort(), { class: "quiet" });
     this.after.replaceChildren(halt);
     const begun = performance.now();
     let spoken = begun;
+    const waited = this.waiting(corpus ? "Finding passages and preparing the prompt" : "Preparing the prompt", begun);
     say("The answer is being made.");
     try {
-      for await (const event of events("POST", "/v1/chat/completions", { json: body, signal: stop.signal })) {
+      for await (const event of events("POST", "/v1/chat/completions", { json: body, signal })) {
         if (event.data === "[DONE]") break;
         const chunk = JSON.parse(event.data);
         if (chunk.error) throw new Error(chunk.error.message);
@@ -119,12 +145,22 @@ class Answer {
       }
       this.end();
     } catch (error) {
-      this.after.replaceChildren(h("p", { class: "error" }, stop.signal.aborted ? "Stopped." : `No whole answer: ${error.message}`));
-      if (!stop.signal.aborted) throw error;
+      this.after.replaceChildren(h("p", { class: "error" }, signal.aborted ? "Stopped." : `No whole answer: ${error.message}`));
+      if (!signal.aborted) throw error;
     } finally {
+      waited();
       halt.remove();
       this.body.setAttribute("aria-busy", "false");
     }
+  }
+
+  // Until the first token comes the seconds are counted. Returns what ends that.
+  waiting(text, begun) {
+    const seconds = h("span", { class: "n" });
+    const line = h("span", { class: "waiting" }, text, seconds);
+    const tick = setInterval(() => (seconds.textContent = ` ${Math.round((performance.now() - begun) / 1000)} s`), 1000);
+    this.body.replaceChildren(line);
+    return () => (clearInterval(tick), line.remove());
   }
 
   take(chunk, begun) {
@@ -153,7 +189,7 @@ class Answer {
     const beside = h("div");
     const compare = button("Answer by full prefill too", doing(async () => {
       const other = new Answer(this.talk, this.messages, { ...this.options, method: "full" });
-      beside.replaceChildren(h("h2", {}, "By full prefill"), other.node);
+      beside.replaceChildren(h("h3", {}, "By full prefill"), other.node);
       await other.run();
       if (other.report) beside.append(firstTokens(this, other));
     }));
@@ -181,8 +217,7 @@ class Answer {
     const again = doing(async () => {
       const emphasis = Object.fromEntries([...chosen].filter(([, weight]) => weight !== 1));
       const other = new Answer(this.talk, this.messages, { ...this.options, emphasis });
-      this.talk.log.append(h("article", { class: "turn" }, h("p", { class: "asked" }, `${this.messages.at(-1).content} (with this emphasis)`), other.node));
-      other.node.scrollIntoView({ block: "nearest" });
+      this.talk.show(`${this.messages.at(-1).content} (with this emphasis)`, other);
       await other.run();
     });
     return h("details", { class: "emphasis" }, h("summary", {}, "Emphasis"),
@@ -218,38 +253,5 @@ function sources(citations) {
   if (!citations.length) return null;
   const line = (c) => h("li", { class: c.cited ? "cited" : "" },
     h("span", { class: "n" }, `[${c.n}]`), h("span", {}, link(c, c.filename), h("span", { class: "meta" }, ` ${whereOf(c)}`)));
-  return h("section", { class: "sources" }, h("h2", {}, "Sources"), h("ol", { class: "plain" }, citations.map(line)));
-}
-
-// Where every token of the prompt came from, and for each chunk why.
-function origin(report, citations) {
-  const total = report.tokens_reused + report.tokens_recomputed + report.tokens_computed;
-  if (!total) return null;
-  const ms = Object.entries(report.ms).map(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, `${number(value, 1)} ms`)]);
-  const tiers = new Map(report.reused.map((r) => [r.chunk_id, r.tier]));
-  const reasons = new Map(report.not_reused.map((r) => [r.chunk_id, r.reason]));
-  const why = (c) => {
-    if (tiers.has(c.chunk_id)) return ["reused", `its KV was read from ${TIERS[tiers.get(c.chunk_id)] ?? tiers.get(c.chunk_id)}`];
-    if (reasons.has(c.chunk_id)) return ["computed", WHY[reasons.get(c.chunk_id)] ?? reasons.get(c.chunk_id)];
-    return report.resumed ? ["reused", "as blended for an earlier answer"] : ["computed", report.full_prefill_reason ?? WHY.method];
-  };
-  const first = report.ms.first_token;
-  const summary = `${number((100 * report.tokens_reused) / total)} % of ${number(total)} prompt tokens reused${first ? `, first token after ${number(first)} ms` : ""}`;
-  return h("details", { class: "origin" }, h("summary", {}, summary),
-    bars("Tokens of the prompt", [{ label: report.method, parts: [
-      ["reused", report.tokens_reused], ["computed again", report.tokens_recomputed], ["computed", report.tokens_computed]] }]),
-    h("h3", {}, "Why each chunk was reused, or not"),
-    h("ul", { class: "plain why" }, citations.map((c) => {
-      const [state, text] = why(c);
-      return h("li", {}, h("span", { class: "n" }, `[${c.n}]`), h("span", {}, h("strong", {}, state), `: ${text}`));
-    })),
-    report.tokens_emphasised > 0 && h("p", { class: "meta" }, `${number(report.tokens_emphasised)} tokens were paid another attention than usual.`),
-    h("dl", { class: "ms" }, ms.flat()));
-}
-
-function firstTokens(blended, full) {
-  const rows = [["blended", blended], ["full prefill", full]].map(([label, a]) => ({ label, parts: [["first token, ms", a.report.ms.first_token ?? a.firstMs]] }));
-  const [one, two] = rows.map((row) => row.parts[0][1]);
-  return h("div", { class: "compare" }, h("h2", {}, "First token"), bars("First token in milliseconds", rows),
-    h("p", {}, `${number(one)} ms blended, ${number(two)} ms by full prefill (× ${number(two / one, 1)}).`));
+  return h("section", { class: "sources" }, h("h3", {}, "Sources"), h("ol", { class: "plain" }, citations.map(line)));
 }

@@ -1,14 +1,19 @@
-// Corpora: the list, and one with its documents, uploads, settings and source.
+// Corpora: the list, and one with its documents, settings and source.
 
-import { all, follow, get, hasEnded, part, post, put, remove, send } from "./api.js";
+import { all, follow, get, part, post, put, remove } from "./api.js";
 import { button, bytes, confirmed, doing, field, h, number, pill, say, select, table, when } from "./dom.js";
 import { jobErrors, progressLine } from "./jobs.js";
+import { uploader } from "./upload.js";
+
+const CHOSEN = "preread.corpus";
 
 export const nameOf = (store) => store.name || store.id;
+// What this tab asks about.
+export const chosen = () => sessionStorage.getItem(CHOSEN);
+export const choose = (id) => sessionStorage.setItem(CHOSEN, id);
 
 export async function corpora() {
   const list = h("div");
-  const input = h("input", { name: "name", required: true, maxlength: "200", autocomplete: "off" });
 
   async function fill() {
     const stores = await all("/v1/vector_stores");
@@ -21,16 +26,19 @@ export async function corpora() {
     ]), "No corpus yet: make the first one."));
   }
 
+  await fill();
+  return h("section", { class: "panel" }, h("h1", {}, "Corpora"), corpusForm(), list);
+}
+
+// Makes a corpus and goes there.
+export function corpusForm() {
+  const input = h("input", { name: "name", required: true, maxlength: "200", autocomplete: "off", placeholder: "handbook" });
   const create = doing(async () => {
     const made = await post("/v1/vector_stores", { name: input.value });
     say(`Corpus ${made.name} made.`);
     location.hash = `#corpus/${part(made.id)}`;
   });
-  await fill();
-  return h("section", { class: "panel" },
-    h("h1", {}, "Corpora"),
-    h("form", { class: "row", onsubmit: create }, field("New corpus", input), h("button", { type: "submit", class: "main" }, "Create")),
-    list);
+  return h("form", { class: "row", onsubmit: create }, field("New corpus", input), h("button", { type: "submit", class: "main" }, "Create"));
 }
 
 async function erase(store) {
@@ -70,67 +78,12 @@ export async function corpus(signal, id) {
     h("section", { class: "panel" },
       h("p", { class: "crumb" }, h("a", { href: "#corpora" }, "Corpora"), " /"),
       h("h1", {}, nameOf(store)),
-      h("p", { class: "meta" }, h("code", {}, store.id)),
+      h("p", { class: "meta" }, h("code", {}, store.id), " · ", h("a", { href: "#ask", onclick: () => choose(id) }, "Ask about it")),
       uploads, heading, documents),
     h("div", { class: "columns" }, settings, source),
     h("section", { class: "panel" },
       h("h2", {}, "Delete"),
       button("Delete this corpus", doing(async () => (await erase(store)) && (location.hash = "#corpora")), { class: "danger" })));
-}
-
-// --- uploads ---
-
-function uploader(id, changed, signal) {
-  const input = h("input", { type: "file", multiple: true, class: "unseen", id: "upload" });
-  const zone = h("div", { class: "drop" },
-    h("label", { for: "upload", class: "button" }, "Choose files"), input,
-    h("span", {}, " or drop files and archives here"));
-  const going = h("ul", { class: "uploads", "aria-label": "Uploads" });
-  const take = (files) => files.length && upload(id, [...files], going, changed, signal);
-
-  input.addEventListener("change", doing(async () => {
-    const chosen = [...input.files];
-    input.value = "";
-    await take(chosen);
-  }));
-  zone.addEventListener("dragover", (event) => (event.preventDefault(), zone.classList.add("over")));
-  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
-  zone.addEventListener("drop", doing(async (event) => (zone.classList.remove("over"), await take(event.dataTransfer.files))));
-  return h("div", {}, zone, going);
-}
-
-// Sends the files as one job, and shows its progress to the end.
-async function upload(id, files, going, changed, signal) {
-  const name = files.length === 1 ? files[0].name : `${files.length} files`;
-  const bar = h("progress", { max: "1", "aria-label": `Upload of ${name}` });
-  const state = h("span", { class: "meta" }, "sending");
-  const more = h("div");
-  going.prepend(h("li", {}, h("strong", {}, name), bar, state, more));
-  const form = new FormData();
-  for (const file of files) {
-    form.append("files", file, file.name);
-    form.append("paths", file.webkitRelativePath || file.name);
-  }
-  try {
-    const job = await send(`/v1/corpora/${part(id)}/documents`, form, (sent, total) => {
-      bar.value = (0.3 * sent) / total;
-      state.textContent = `sending, ${bytes(sent)} of ${bytes(total)}`;
-    });
-    const skipped = (job.skipped ?? []).map((s) => h("li", {}, `${s.path}: ${s.reason}`));
-    if (skipped.length) more.append(h("details", {}, h("summary", {}, `${skipped.length} skipped`), h("ul", {}, skipped)));
-    say(`${name} sent, being read.`);
-    const ended = await follow(job.id, (now) => {
-      const line = progressLine(now);
-      bar.value = hasEnded(now) ? 1 : 0.3 + 0.7 * line.share;
-      state.replaceChildren(pill(now.status), ` ${line.text}`);
-    }, signal);
-    more.append(jobErrors(ended) ?? "");
-    say(`${name}: ${ended.status.replaceAll("_", " ")}.`);
-    await changed();
-  } catch (error) {
-    state.textContent = signal.aborted ? "left" : `not sent: ${error.message}`;
-    throw error;
-  }
 }
 
 // --- settings and source ---

@@ -34,13 +34,27 @@ export const select = (options, chosen, props = {}) =>
 
 export const pill = (status) => h("span", { class: `pill ${String(status).replace(/[^a-z_]/g, "")}` }, String(status).replaceAll("_", " "));
 
+// Roles are said outright: on narrow screens a row is drawn as a card, and a browser then forgets that it is one of a table.
 export function table(caption, heads, rows, empty = "Nothing here yet.") {
   if (!rows.length) return h("p", { class: "empty" }, empty);
-  const head = heads.map((text) => h("th", { scope: "col" }, text || h("span", { class: "unseen" }, "Actions")));
-  const body = rows.map((cells) => h("tr", {}, cells.map((cell, i) => h(i ? "td" : "th", i ? {} : { scope: "row" }, cell))));
-  const made = h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  const head = heads.map((text) => h("th", { scope: "col", role: "columnheader" }, text || h("span", { class: "unseen" }, "Actions")));
+  const cell = (content, i) => (i
+    ? h("td", { role: "cell", "data-head": heads[i] }, content)
+    : h("th", { scope: "row", role: "rowheader" }, content));
+  const body = rows.map((cells) => h("tr", { role: "row" }, cells.map(cell)));
+  const made = h("table", { role: "table" }, h("caption", { class: "unseen" }, caption),
+    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), h("tbody", { role: "rowgroup" }, body));
   return h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, made);
 }
+
+// The keyboard goes on from here: at a heading, say, of what has just come.
+export function land(node) {
+  if (!node.matches("a, button, input, select, textarea")) node.tabIndex = -1;
+  node.focus();
+}
+
+// Where the keyboard is put when what it was at has gone.
+export const landing = () => document.querySelector("main h1") ?? byId("main");
 
 // Said by screen readers, politely; and what went wrong, seen and said at once.
 export function say(text) {
@@ -68,20 +82,25 @@ export const doing = (work) => async (event) => {
     complain(error);
   } finally {
     if (control?.tagName === "BUTTON") control.disabled = false;
+    // A control that is switched off, or has gone with its row, drops the keyboard's place.
+    if (document.activeElement === document.body) control?.isConnected ? control.focus() : land(landing());
   }
 };
+
+// What is open over a section goes with the section.
+export const closeDialogs = () => document.querySelectorAll("dialog").forEach((box) => box.close());
 
 // Asks before something is lost. True if it may be.
 export function confirmed(question, action) {
   return new Promise((resolve) => {
     const box = h("dialog", { class: "ask", "aria-labelledby": "ask-title" });
-    const close = (answer) => () => (box.close(), resolve(answer));
+    const close = (chosen) => () => ((answer = chosen), box.close());
+    let answer = false; // Escape, and leaving the section, keep it
     box.append(
       h("h2", { id: "ask-title" }, question),
       h("div", { class: "row" }, button("Keep", close(false)), button(action, close(true), { class: "danger" })),
     );
-    box.addEventListener("cancel", () => resolve(false));
-    box.addEventListener("close", () => box.remove());
+    box.addEventListener("close", () => (box.remove(), resolve(answer)));
     document.body.append(box);
     box.showModal();
   });

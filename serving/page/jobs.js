@@ -25,7 +25,8 @@ export function jobErrors(job) {
     ...job.warnings.map((w) => h("li", {}, `${w.filename}: ${w.message}`)),
   ];
   if (!lines.length) return null;
-  const words = [[job.errors.length, "errors"], [job.warnings.length, "warnings"]].filter((w) => w[0]).map((w) => w.join(" "));
+  const counted = [[job.errors.length, "error"], [job.warnings.length, "warning"]].filter(([count]) => count);
+  const words = counted.map(([count, what]) => `${count} ${what}${count === 1 ? "" : "s"}`);
   return h("details", { open: job.errors.length > 0 }, h("summary", {}, words.join(", ")), h("ul", { class: "plain" }, lines));
 }
 

@@ -1,7 +1,7 @@
 // A cited passage where it stands in its document.
 
 import { get, part } from "./api.js";
-import { button, doing, h, say, when } from "./dom.js";
+import { button, doing, h, land, landing, say, when } from "./dom.js";
 
 export const passageHref = (c) => `#passage/${part(c.corpus_id)}/${part(c.file_id)}/${c.start}-${c.end}`;
 
@@ -16,39 +16,41 @@ export function whereOf(p) {
 const read = (corpusId, fileId, start, end, context) =>
   get(`/v1/vector_stores/${part(corpusId)}/files/${part(fileId)}/passage?start=${start}&end=${end}&context=${context}`);
 
-// From an address: #passage/<corpus>/<file>/<start>-<end>
-export function passage(corpusId, fileId, span) {
+// From an address: #passage/<corpus>/<file>/<start>-<end>. It stands over the section at `under`, whose address comes back.
+export function passage(under, corpusId, fileId, span) {
   const [start, end] = (span ?? "").split("-");
-  return openPassage({ corpus_id: corpusId, file_id: fileId, start, end });
+  return openPassage({ corpus_id: corpusId, file_id: fileId, start, end }, under);
 }
 
 // `citation.quote`, where there is one, is compared with what stands there now.
-export async function openPassage(citation) {
+export async function openPassage(citation, under = null) {
   let context = 600;
-  const body = h("div", { class: "passage" });
+  const title = (text) => h("h2", { id: "passage-title" }, text);
+  const body = h("div", { class: "passage" }, title("Passage"), h("p", { class: "waiting" }, "The passage is being looked up"));
   const box = h("dialog", { class: "viewer", "aria-labelledby": "passage-title" },
     body,
     h("div", { class: "row end" },
       button("More context", doing(async () => ((context = Math.min(4 * context, 10000)), await fill())), { class: "quiet" }),
       button("Close", () => box.close())));
-  const from = document.activeElement;
+  const from = document.activeElement, address = location.hash;
   box.addEventListener("close", () => {
     box.remove();
-    if (location.hash.startsWith("#passage/")) history.replaceState(null, "", "#ask");
-    from?.focus?.();
+    if (under && location.hash === address) history.replaceState(null, "", under);
+    if (from?.isConnected && from !== document.body) from.focus();
+    else land(landing());
   });
 
   async function fill() {
     try {
       const p = await read(citation.corpus_id, citation.file_id, citation.start, citation.end, context);
       const changed = citation.quote !== undefined && citation.quote !== p.quote;
-      body.replaceChildren(...parts(p, changed));
-      body.querySelector("mark").scrollIntoView({ block: "center" });
+      body.replaceChildren(title(p.filename), ...parts(p, changed));
+      body.querySelector("mark").scrollIntoView({ block: "start" });
       say(`Passage of ${p.filename} shown.`);
     } catch (error) {
-      if (error.status !== 404 && error.status !== 400) throw error;
+      const gone = error.status === 404 || error.status === 400;
       body.replaceChildren(
-        h("h2", { id: "passage-title" }, "This passage is not there any more"),
+        title(gone ? "This passage is not there any more" : "The passage cannot be shown now"),
         h("p", { class: "gone" }, error.message));
     }
   }
@@ -56,13 +58,13 @@ export async function openPassage(citation) {
   document.body.append(box);
   box.showModal();
   await fill();
+  if (box.open) land(body.querySelector("h2"));
 }
 
 function parts(p, changed) {
   const place = h("p", { class: "meta" }, whereOf(p), ` · characters ${p.start}–${p.end} of ${p.characters} · version `,
     h("code", {}, p.version.slice(0, 12)));
   return [
-    h("h2", { id: "passage-title" }, p.filename),
     place,
     !p.current && h("p", { class: "note" }, "This version was replaced on ", when(p.valid_to), "."),
     changed && h("p", { class: "note" }, "The document has been read again since the answer: the text here is what stands there now."),

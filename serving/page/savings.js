@@ -5,6 +5,9 @@ import { bytes, h, number, table } from "./dom.js";
 import { bars, columns } from "./plots.js";
 
 const DAYS = 30;
+// What holds stored KV, as the service calls it.
+const TIERS = { device: "accelerator", memory: "server memory", disk: "server disk", object: "object store" };
+const tierName = (tier) => TIERS[tier] ?? tier;
 
 export async function savings() {
   try {
@@ -45,21 +48,23 @@ function reuse(usage, storage) {
     h("p", { class: "meta" }, `The last ${DAYS} days, by UTC.`),
     h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     h("h2", {}, "Prompt tokens by day"),
-    columns("Prompt tokens by day", points));
+    prompt ? columns("Prompt tokens by day", points) : h("p", { class: "empty" }, "No answers yet: what is asked from now on is counted here."));
 }
 
 function tiers(storage) {
   const names = [...new Set(storage.corpora.flatMap((c) => Object.keys(c.tiers)))];
-  const rows = names.map((tier) => ({ label: tier, parts: [["bytes", sum(storage.corpora, (c) => c.tiers[tier]?.bytes)]] }));
+  const rows = names.map((tier) => ({ label: tierName(tier), parts: [["bytes", sum(storage.corpora, (c) => c.tiers[tier]?.bytes)]] }));
+  const priced = storage.corpora.some((c) => c.currency);
   const kept = (c) => Object.entries(c.not_stored).map(([rule, count]) => `${count} by ${rule}`).join(", ") || "–";
   return h("section", { class: "panel" },
     h("h2", {}, "Stored KV by tier"),
     h("p", { class: "meta" }, "Faster tiers hold copies of what lies in the object store."),
     rows.length ? bars("Bytes of stored KV by tier", rows, bytes) : h("p", { class: "empty" }, "No corpus yet."),
-    table("Corpora and their stored KV", ["Corpus", ...names, "Tokens not computed again", "Prefill saved", "Cost a month", "Kept out by rules"],
+    table("Corpora and their stored KV",
+      ["Corpus", ...names.map(tierName), "Tokens not computed again", "Prefill saved", priced && "Cost a month", "Kept out by rules"].filter(Boolean),
       storage.corpora.map((c) => [
         c.name || c.corpus_id, ...names.map((tier) => bytes(c.tiers[tier]?.bytes)), number(c.tokens_not_recomputed),
         c.gpu_seconds_saved === null ? "not measured yet" : `${number(c.gpu_seconds_saved, 1)} s`,
-        c.currency ? `${number(c.cost_per_month, 2)} ${c.currency}` : "–", kept(c),
-      ]), "No corpus yet."));
+        priced && `${number(c.cost_per_month, 2)} ${c.currency}`, kept(c),
+      ].filter((cell) => cell !== false)), "No corpus yet."));
 }

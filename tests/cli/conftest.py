@@ -16,8 +16,6 @@ from precompute.embedded import embedded_model
 from serving.local_broker import free_port
 from storage.errors import ModelUnsupported
 
-MODELS = Path(__file__).parents[2] / "data" / "models"
-
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
@@ -29,7 +27,7 @@ def shell(tmp_path: Path) -> Shell:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """`preread up` on a folder of its own, ready."""
     try:
-        model = embedded_model(MODELS)
+        model = embedded_model()
     except ModelUnsupported as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("up")

@@ -13,14 +13,12 @@ from precompute.embedded import embedded_model
 from serving.local_broker import LocalBroker, server_binary
 from storage.errors import ModelUnsupported
 
-MODELS = Path(__file__).parents[2] / "data" / "models"
-
 
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
-    """The embedded model; converted once per checkout."""
+    """The embedded model; converted once, into the user's cache."""
     try:
-        return embedded_model(MODELS)
+        return embedded_model()
     except ModelUnsupported as error:
         pytest.skip(str(error))
 

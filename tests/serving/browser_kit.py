@@ -99,8 +99,8 @@ def chromium(*flags: str) -> Iterator[Any]:
             driver.quit()
 
 
-def put(browser: Browser, *paths: Path) -> None:
-    browser.until(lambda: browser.all("#upload"))[0].send_keys("\n".join(map(str, paths)))
+def put(browser: Browser, *paths: Path, where: str = "#upload") -> None:
+    browser.until(lambda: browser.all(where))[0].send_keys("\n".join(map(str, paths)))
 
 
 def scheduled(site: Site, corpus: str, cron: str = "0 3 * * *") -> None:

@@ -21,8 +21,6 @@ from serving.engine import rates
 from storage.errors import ModelUnsupported
 from storage.s3 import S3Store
 
-MODELS = Path(__file__).parents[2] / "build" / "test-models"
-
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +36,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def embedded_folder() -> Path:
-    """The embedded model's folder, converted once per checkout."""
+    """The embedded model's folder, converted once, into the user's cache."""
     try:
-        return embedded_model(MODELS)
+        return embedded_model()
     except ModelUnsupported as error:
         pytest.skip(str(error))
 

@@ -146,7 +146,7 @@ def test_settings_schedules_and_savings_are_shown_and_kept(site: Site, browser: 
     browser.find("h1", "Savings")
     assert browser.find(".facts dd").text == "1"
     drawn = "(r) => r.height.baseVal.value > 5 && r.width.baseVal.value > 5"
-    assert browser.run(f"return [...document.querySelectorAll('figure svg rect.s0')].some({drawn})")
+    browser.until(lambda: browser.run(f"return [...document.querySelectorAll('figure svg rect.s0')].some({drawn})"))
 
 
 def test_a_link_to_a_passage_opens_it_after_signing_in(site: Site, browser: Browser) -> None:

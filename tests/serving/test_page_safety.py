@@ -44,7 +44,7 @@ def test_the_page_needs_no_other_host_and_makes_no_markup_of_text() -> None:
 
 
 def test_the_page_has_words_for_every_reason_why_a_chunk_is_computed() -> None:
-    words = re.search(r"const WHY = \{(.*?)\};", page._shipped()["chat.js"].decode(), re.DOTALL)
+    words = re.search(r"const WHY = \{(.*?)\};", page._shipped()["origin.js"].decode(), re.DOTALL)
     assert words is not None
     assert {*Miss, SLOW} <= set(re.findall(r"(\w+): \"", words[1]))
 
