@@ -38,8 +38,10 @@ def terms(words: Sequence[str]) -> list[str]:
 
 
 def rank(words: Sequence[tuple[str, bool]], chunks: int, find: Find) -> tuple[Ids, NDArray[np.float64]]:
-    """Chunks with any of the words and their scores, best first. `chunks`: how many there are to be found in."""
+    """Chunks with any of the words and their scores, best first. `chunks`: how many there are to be found in. A score is
+    BM25's as the share of what a chunk has that holds each word once; words that are too common to be read count for nothing."""
     lists: list[tuple[Ids, float]] = []
+    once = 0.0
     common: list[str] = []
     for word, prefix in words:
         ids = find([word], prefix)
@@ -47,6 +49,8 @@ def rank(words: Sequence[tuple[str, bool]], chunks: int, find: Find) -> tuple[Id
         weight = _rarity(chunks, len(ids) if whole else max(len(ids), chunks // COMMON))
         if not whole and not prefix:
             common.append(word)
+        if whole:
+            once += weight * WORTH[0]
         worth = 0.0
         for level, value in zip(LEVELS, WORTH, strict=True):
             if level and (prefix or not len(ids)):
@@ -59,7 +63,8 @@ def rank(words: Sequence[tuple[str, bool]], chunks: int, find: Find) -> tuple[Id
     if common and (len(common) > 1 or not any(len(ids) for ids, _ in lists)):
         weight = sum(_rarity(chunks, max(MOST_POSTINGS, chunks // COMMON)) for _ in common)
         lists.append((find(common, False)[:MOST_POSTINGS], weight * WORTH[0]))
-    return _summed(lists)
+    found, scores = _summed(lists)
+    return found, scores / (once or 1.0)
 
 
 def _summed(lists: Sequence[tuple[Ids, float]]) -> tuple[Ids, NDArray[np.float64]]:
