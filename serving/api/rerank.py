@@ -24,7 +24,8 @@ class TextDocument(Body):
 
 
 class RerankBody(Body):
-    ignored = frozenset({"user"})  # of vLLM's shape
+    # Of Cohere's, Jina's and vLLM's shapes; texts longer than the model reads are cut anyway.
+    ignored = frozenset({"user", "truncation", "max_tokens_per_doc"})
 
     model: str = ""
     query: Annotated[str, Field(min_length=1)]

@@ -119,7 +119,7 @@ def test_unknown_corpus_and_anothers_look_alike(site: Site) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function"),
-        ({"tools": [{"type": "file_search", "filters": {"type": "eq"}}] * 2}, "tools"),
+        ({"tools": [{"type": "file_search", "filters": {"type": "eq", "key": "a", "value": 1}}] * 2}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
