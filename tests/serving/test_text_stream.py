@@ -72,3 +72,11 @@ def test_what_is_decoded_so_far_counts_all_that_came() -> None:
         assert stream.decoded == number + 1
     stream.feed(ord("z"))
     assert (stream.decoded, stream.sent) == (3 * WINDOW + 1, 3 * WINDOW)
+
+
+def test_what_a_long_stop_sequence_holds_back_is_not_lost() -> None:
+    text = "ab" * WINDOW + "the end"
+    said, _, stream = streamed(list(text.encode()), ["ab" * (WINDOW // 2) + "never"])
+    assert (said, stream.stopped) == (text, False)
+    said, _, stream = streamed(list(text.encode()), ["ab" * (WINDOW // 2) + "the"])
+    assert (said, stream.stopped) == (text[: text.index("the") - WINDOW], True)
