@@ -91,7 +91,8 @@ class AllowedHosts:
         host = url.raw_host.decode("ascii").removesuffix(".")
         port = PORTS[url.scheme] if url.port is None else url.port
         if not any(_fits(url.scheme, port, allowed) for allowed in self._ports_of(host)):
-            raise HostRefused(f"this server may not connect to {url.scheme}://{host}:{port}; its operator lists the hosts it may")
+            asked = f"{url.scheme}://{host}:{port}"
+            raise HostRefused(f"this server may not connect to {asked}: its operator lists in PREREAD_ALLOWED_HOSTS where it may")
         return Place(url, host, port)
 
     def locate(self, text: str) -> Place:

@@ -39,8 +39,10 @@ def terms(words: Sequence[str]) -> list[str]:
 
 
 def rank(words: Sequence[tuple[str, bool]], chunks: int, find: Find) -> tuple[Ids, NDArray[np.float64]]:
-    """Chunks with any of the words and their scores, best first. `chunks`: how many there are to be found in."""
+    """Chunks with any of the words and their scores, best first. `chunks`: how many there are to be found in. A score is
+    BM25's as the share of what a chunk has that holds each word once; words that are too common to be read count for nothing."""
     lists: list[tuple[Ids, float]] = []
+    once = 0.0
     common: list[str] = []
     levels = [LEVELS[:1] if prefix else LEVELS for _, prefix in words]
     asked = [([word + level], prefix) for (word, prefix), some in zip(words, levels, strict=True) for level in some]
@@ -52,6 +54,8 @@ def rank(words: Sequence[tuple[str, bool]], chunks: int, find: Find) -> tuple[Id
         weight = _rarity(chunks, len(ids) if whole else max(len(ids), chunks // COMMON))
         if not whole and not prefix:
             common.append(word)
+        if whole:
+            once += weight * WORTH[0]
         worth = 0.0
         for ids, value in zip(by_level, WORTH, strict=False):
             # A list that was cut short is left out: the next one holds the best of it, at the worth of all so far.
@@ -62,7 +66,8 @@ def rank(words: Sequence[tuple[str, bool]], chunks: int, find: Find) -> tuple[Id
         weight = sum(_rarity(chunks, max(MOST_POSTINGS, chunks // COMMON)) for _ in common)
         (ids,) = find([(common, False)])
         lists.append((ids[:MOST_POSTINGS], weight * WORTH[0]))
-    return _summed(lists)
+    chunk_ids, scores = _summed(lists)
+    return chunk_ids, scores / (once or 1.0)
 
 
 def _summed(lists: Sequence[tuple[Ids, float]]) -> tuple[Ids, NDArray[np.float64]]:

@@ -75,7 +75,12 @@ class ChunkIndex(Protocol):
     def lexical(
         self, session: Session, corpus_ids: Sequence[str], query: str, k: int, rules: Rules | None = None
     ) -> list[Hit]:
-        """The k best chunks that hold any word of the query. The query is plain text, whatever it holds."""
+        """The k best chunks that hold any word of the query. The query is plain text, whatever it holds. A score is 1 for
+        a chunk that holds each word once, and as much less as it lacks words, the more the rarer they are."""
+        ...
+
+    def cosines(self, session: Session, chunk_ids: Sequence[int], vector: Sequence[float]) -> dict[int, float]:
+        """How near each of these chunks is, as far as this generation holds it."""
         ...
 
 

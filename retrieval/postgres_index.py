@@ -92,6 +92,11 @@ class PostgresIndex:
         )
         return [(id_, score) for id_, score in rows]
 
+    def cosines(self, session: Session, chunk_ids: Sequence[int], vector: Sequence[float]) -> dict[int, float]:
+        near = "-(embedding <#> CAST(:vector AS vector))"
+        sql = f"SELECT chunk_id, {near} FROM {self._table} WHERE chunk_id = ANY(:ids)"
+        return {row[0]: row[1] for row in run(session, sql, {"vector": _vector(vector), "ids": list(chunk_ids)})}
+
     def lexical(
         self, session: Session, corpus_ids: Sequence[str], query: str, k: int, rules: Rules | None = None
     ) -> list[Hit]:

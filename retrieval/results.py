@@ -66,8 +66,10 @@ def choose(rows: Iterable[tuple[Row[Any], float]], ask: Ask) -> list[tuple[Row[A
     texts: set[bytes] = set()
     left = ask.token_budget
     for row, score in rows:
-        if len(chosen) == ask.top_k or (ask.score_threshold is not None and score < ask.score_threshold):
+        if len(chosen) == ask.top_k:
             break
+        if ask.score_threshold is not None and score < ask.score_threshold:
+            continue
         tokens = len(row.token_ids) // 4
         if row.token_ids in texts or (left is not None and tokens > left):
             continue

@@ -2,7 +2,8 @@
 
 Fusion is reciprocal rank fusion with k = 60 (Cormack, Clarke and Büttcher, SIGIR 2009): it needs no
 calibration between cosine and word scores, whose scales differ by corpus and by database. A fused score is
-given as the share of the best attainable: first place in every list is 1.0. A dense score is the cosine.
+only an order. What a chunk's score says, from 0 to 1, is how much it has to do with the query (`retrieval/relevance.py`), or what
+the reranker says of it. Where no reranker has ordered them, scores need not fall from one chunk to the next.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from retrieval.ask import Ask, Mode, Stages, check
 from retrieval.index import MOST_HITS, ChunkIndex, Generations, Hit, owned_corpora
 from retrieval.neighbours import with_neighbours
 from retrieval.query_vectors import QueryVectors
+from retrieval.relevance import relevance
 from retrieval.reranker import Reranker
 from retrieval.results import FOUND, choose, confirmed, retrieved, rows_in_order
 from retrieval.rules import Rules
@@ -133,13 +135,26 @@ class Retriever:
         depth = _depth(ask)
         while True:  # deeper only if duplicates or the budget ate what was found
             lists = self._lists(session, ask, scope, vector, beside, depth)
-            hits = self._reranked(session, ask, _scores(ask.mode, lists))
+            hits = self._reranked(session, ask, self._scored(session, ask, vector, lists))
             with ask.stages.of("rows"):
                 chosen = choose(rows_in_order(session, ask, hits), ask)
-            exhausted = all(len(hits) < depth for hits in lists)
+            exhausted = all(len(hits) < depth or hits[-1][1] < (ask.score_threshold or 0) for hits in lists)
             if len(chosen) >= ask.top_k or exhausted or depth >= MOST_HITS or ask.token_budget is not None:
                 return self._joined(session, ask, chosen)
             depth, beside = min(8 * depth, MOST_HITS), None
+
+    def _scored(
+        self, session: Session, ask: Ask, vector: Sequence[float] | None, lists: list[list[Hit]]
+    ) -> list[Hit]:
+        """In the order of fusion, each with its relevance."""
+        order = [chunk_id for chunk_id, _ in fuse(lists)]
+        near: dict[int, float] = {}
+        if vector is not None:
+            near = dict(lists[0])
+            if others := [chunk_id for chunk_id in order if chunk_id not in near]:
+                near |= self._index.cosines(session, others, vector)
+        worded = dict(lists[-1]) if ask.mode != "dense" else {}
+        return [(chunk_id, relevance(near.get(chunk_id), worded.get(chunk_id, 0.0))) for chunk_id in order]
 
     def _reranked(self, session: Session, ask: Ask, hits: list[Hit]) -> list[Hit]:
         """The first of the hits in the reranker's order; the others are left out, since they have no score of its kind."""
@@ -219,13 +234,9 @@ def _depth(ask: Ask) -> int:
 
 
 def fuse(lists: Sequence[Sequence[Hit]]) -> list[Hit]:
-    """Reciprocal rank fusion: best first, as shares of the best attainable score."""
+    """Reciprocal rank fusion: best first, as shares of the best attainable score. Of one list it is its order."""
     scores: dict[int, float] = {}
     for hits in lists:
         for rank, (chunk_id, _) in enumerate(hits, start=1):
             scores[chunk_id] = scores.get(chunk_id, 0.0) + (RRF_K + 1) / (RRF_K + rank) / len(lists)
     return sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))
-
-
-def _scores(mode: Mode, lists: list[list[Hit]]) -> list[Hit]:
-    return lists[0] if mode == "dense" else fuse(lists)

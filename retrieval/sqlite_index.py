@@ -131,6 +131,12 @@ class SQLiteIndex:
         order = np.lexsort((ids, -scores))[: min(k, MOST_HITS)]
         return [(int(ids[i]), float(scores[i])) for i in order]
 
+    def cosines(self, session: Session, chunk_ids: Sequence[int], vector: Sequence[float]) -> dict[int, float]:
+        sql = f"SELECT chunk_id, embedding FROM index_vector_{self.generations.name} WHERE chunk_id {AMONG}"
+        rows = run(session, sql, {"ids": json.dumps(list(chunk_ids))}).all()
+        near = signs.cosines([row[1] for row in rows], np.asarray(vector, dtype="<f4"))
+        return {int(row[0]): float(cosine) for row, cosine in zip(rows, near, strict=True)}
+
     def lexical(
         self, session: Session, corpus_ids: Sequence[str], query: str, k: int, rules: Rules | None = None
     ) -> list[Hit]:

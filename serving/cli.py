@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -55,6 +56,19 @@ app.command()(cli_storage_view.usage)
 app.add_typer(cli_sites.app, name="site")
 app.add_typer(cli_sources.app, name="source")
 app.add_typer(cli_webhooks.app, name="webhook")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"preread {version('preread')}")
+        raise typer.Exit
+
+
+@app.callback()
+def preread(
+    show_version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Let a language model read shared knowledge once."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -77,9 +77,9 @@ def _usage(page: dict[str, Any]) -> str:
 
 
 def _usage_row(day: str, result: dict[str, Any]) -> tuple[object, ...]:
-    more = result["preread"]
+    more, corpus = result["preread"], result["corpus_id"] or ("tasks" if result["kind"] == "task" else "-")
     seconds, money = ("-" if more[name] is None else f"{more[name]:.2f}" for name in ("gpu_seconds_saved", "money_saved"))
     return (
-        day, result["corpus_id"] or "-", result["num_model_requests"], result["input_tokens"], result["input_cached_tokens"],
+        day, corpus, result["num_model_requests"], result["input_tokens"], result["input_cached_tokens"],
         more["tokens_compiled"], seconds, f"{more['gpu_seconds_spent']:.2f}", money, f"{more['money_spent']:.4f}",
     )  # fmt: skip

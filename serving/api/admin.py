@@ -6,28 +6,30 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.api.access import Admin, AnyPage, Parts
+from serving.api.bodies import Body
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import administration
+from serving.api.shapes.common import told
 from serving.auth import Forbidden, NewKey, Principal, create_key, list_keys, revoke_key
 from serving.doors import trail
 from serving.doors.paging import listing
 from serving.doors.trail import Filter
 
-router = APIRouter(prefix="/v1", tags=["administration"])
+router = APIRouter(prefix="/v1", tags=["administration"], route_class=StrictJSON)
 PrincipalName = Annotated[str, Field(min_length=1, max_length=255)]
 PerMinute = Annotated[int, Field(ge=1, le=10**9)]
 
 
-class KeyBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class KeyBody(Body):
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    scopes: Annotated[list[Literal["read", "write", "admin", "operator"]], Field(min_length=1)] = ["read", "write"]
+    scopes: Annotated[list[Literal["read", "write", "admin", "operator"]], Field(min_length=1)] = Field(["read", "write"])
     corpora: list[str] | None = None
     expires_at: Annotated[float, Field(ge=0, le=1e11)] | None = None  # seconds since the epoch
     # Names beside the key's id by which documents' access lists know it, e.g. group:legal.
-    principals: Annotated[list[PrincipalName], Field(max_length=100)] = []
+    principals: Annotated[list[PrincipalName], Field(max_length=100)] = Field([])
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
 
@@ -39,17 +41,17 @@ class KeyBody(BaseModel):
         )  # fmt: skip
 
 
-@router.post("/api_keys")
+@router.post("/api_keys", responses=told(administration.NewApiKey))
 def create_api_key(parts: Parts, who: Admin, body: KeyBody) -> dict[str, Any]:
     return create_key(parts.catalogue, parts.secret, who, body.wanted(), parts.clock)
 
 
-@router.get("/api_keys")
+@router.get("/api_keys", responses=told(administration.ApiKeyList))
 def list_api_keys(parts: Parts, who: Admin) -> dict[str, Any]:
     return listing(list_keys(parts.catalogue, who), has_more=False)
 
 
-@router.delete("/api_keys/{key_id}")
+@router.delete("/api_keys/{key_id}", responses=told(administration.RevokedApiKey))
 def revoke_api_key(parts: Parts, who: Admin, key_id: str) -> dict[str, Any]:
     return {**revoke_key(parts.catalogue, who, key_id, parts.clock), "deleted": True}
 
@@ -78,7 +80,7 @@ def _wanted(
 Wanted = Annotated[Filter, Depends(_wanted)]
 
 
-@router.get("/audit")
+@router.get("/audit", responses=told(administration.AuditEventList))
 def list_audit_events(parts: Parts, who: Auditor, page: AnyPage, wanted: Wanted) -> dict[str, Any]:
     return trail.audit_trail(parts, who, page, wanted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from serving import otel
 from serving.api import (
@@ -12,6 +13,7 @@ from serving.api import (
     chat,
     completions,
     corpora,
+    docs,
     economics,
     embeddings,
     errors,
@@ -71,13 +73,22 @@ ROUTERS = (
     tenants,
     economics,
     health,
+    docs,
     page,
 )
 
 
+def operation_id(route: APIRoute) -> str:
+    """What generated clients call the operation: each route's function has a name of its own."""
+    return route.name
+
+
 def build_app(parts: ApiParts) -> FastAPI:
     """The app over these parts. It starts nothing and closes nothing: the parts are their maker's."""
-    app = FastAPI(title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Preread", version="1", redirect_slashes=False, docs_url=None, redoc_url=None,
+        generate_unique_id_function=operation_id,
+    )  # fmt: skip
     app.state.parts = parts
     parts.meter.spent = parts.limiter.spent
     app.state.drain = drain = Drain(parts.engine)

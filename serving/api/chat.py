@@ -8,15 +8,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from serving.api.access import Parts, Reader
-from serving.api.answer import Answer, Choice, Piece, begin, finished
+from serving.api.answer import Answer, Choice, Piece, finished
+from serving.api.asking import begin
 from serving.api.chat_request import ChatBody
+from serving.api.json_body import StrictJSON
 from serving.api.logprobs import chat_logprobs
+from serving.api.shapes import answers
+from serving.api.shapes.common import told
 from serving.api.stream import HEARTBEAT, Stream, event, guarded, with_heartbeats
 
-router = APIRouter(prefix="/v1/chat", tags=["chat"])
+router = APIRouter(prefix="/v1/chat", tags=["chat"], route_class=StrictJSON)
 
 
-@router.post("/completions", response_model=None)
+@router.post("/completions", response_model=None, responses=told(answers.ChatCompletion))
 async def create_chat_completion(parts: Parts, who: Reader, body: ChatBody, request: Request) -> Stream | dict[str, Any]:
     answer = await begin(parts, request.app.state.metrics, who, body, request)
     if body.stream:

@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from retrieval.relevance import RELEVANT
 from serving.api import tools as calls
+from serving.api.bodies import Body
 from serving.api.errors import BadParameter
-from serving.api.sampling import SamplingBody, unknown_parameter
+from serving.api.file_search import FileSearch, Score
+from serving.api.sampling import SamplingBody
 from serving.api.times import Moment
 from serving.engine.types import Message, Shape
 
@@ -58,15 +61,15 @@ def _text_of(part: TextPart, where: str) -> str:
     return text
 
 
-class PrereadOptions(BaseModel):
+class PrereadOptions(Body):
     """Our own options, under `preread`."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
     method: str | None = None
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
-    emphasis: Annotated[dict[str, float], Field(max_length=200)] = {}  # see serving.emphasis
+    emphasis: Annotated[dict[str, float], Field(max_length=200)] = Field({})  # see serving.emphasis
     as_of: Moment | None = None  # passages of what was current then
     require_context: bool = False  # refuse rather than answer without a passage
+    min_score: Score | None = None  # of a passage; by default RELEVANT with require_context, and any without
 
 
 class ChatBody(SamplingBody):
@@ -97,13 +100,14 @@ class ChatBody(SamplingBody):
         super().check()
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") not in ("file_search", "function"):
-                message = f"tools of type {tool.get('type')!r} are not served: file_search and function are"
+                message = f"tools of type {str(tool.get('type'))[:100]!r} are not served: file_search and function are"
                 raise BadParameter(f"tools.{number}", message, "unsupported_parameter")
-        self.filters(), self.score_threshold()
+        self.filters()
+        for name in self.preread.emphasis if self.preread else ():
+            if not name.startswith(("doc-", "file-")):
+                raise BadParameter("preread.emphasis", f"{name[:100]!r} is no id of a document or a file")
         if self.top_logprobs and not self.logprobs:
             raise BadParameter("top_logprobs", "top_logprobs needs logprobs to be true")
-        for name in (self.preread.model_extra or {}) if self.preread else ():
-            raise unknown_parameter(f"preread.{name}", name, list(PrereadOptions.model_fields))
 
     def plain_messages(self) -> tuple[Message, ...]:
         """All messages as text; results of tools that follow one another are one turn. Raises BadParameter."""
@@ -121,9 +125,10 @@ class ChatBody(SamplingBody):
         """The functions that the model may call. Raises BadParameter."""
         return calls.offered(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
 
-    def searches(self) -> list[dict[str, Any]]:
-        """The file_search tools."""
-        return [tool for tool in self.tools or () if tool.get("type") == "file_search"]
+    def searches(self) -> list[FileSearch]:
+        """The file_search tools. Raises BadParameter."""
+        tools = enumerate(self.tools or ())
+        return [FileSearch.read(tool, f"tools.{number}") for number, tool in tools if tool.get("type") == "file_search"]
 
     def shape(self) -> Shape | None:
         """What `response_format` asks for. Raises BadParameter."""
@@ -147,26 +152,28 @@ class ChatBody(SamplingBody):
         """How many chunks to look up."""
         if self.preread and self.preread.top_k:
             return self.preread.top_k
-        asked = [tool.get("max_num_results") for tool in self.searches()]
-        return next((min(k, MAX_TOP_K) for k in asked if isinstance(k, int) and k > 0), default)
+        return next((tool.max_num_results for tool in self.searches() if tool.max_num_results), default)
 
     def filters(self) -> dict[str, Any] | None:
         """What the file_search tool restricts the search to. Raises BadParameter."""
-        given = [tool["filters"] for tool in self.searches() if tool.get("filters")]
+        given = [tool.filters for tool in self.searches() if tool.filters is not None]
         if len(given) > 1:
             raise BadParameter("tools", "filters are served with one file_search tool, not with several")
         return given[0] if given else None
 
-    def score_threshold(self) -> float | None:
-        """Below which nothing is taken. Raises BadParameter."""
-        options = [tool.get("ranking_options") or {} for tool in self.searches()]
-        if not all(isinstance(one, dict) and one.keys() <= {"ranker", "score_threshold"} for one in options):
-            raise BadParameter("tools", "of ranking_options, ranker and score_threshold are served", "unsupported_parameter")
-        asked = [one.get("score_threshold") for one in options]
-        thresholds = [one for one in asked if one is not None]
-        if not all(isinstance(one, int | float) and 0 <= one <= 1 for one in thresholds):
-            raise BadParameter("tools", "ranking_options.score_threshold is a number from 0 to 1")
-        return max(thresholds, default=None)
+    def min_score(self) -> float | None:
+        """Below which nothing is taken. None: whatever was found, but where an answer without a passage is to be refused.
+        Raises BadParameter."""
+        if self.preread and self.preread.min_score is not None:
+            return self.preread.min_score
+        options = [tool.ranking_options for tool in self.searches() if tool.ranking_options]
+        thresholds = [one.score_threshold for one in options if one.score_threshold is not None]
+        needs = RELEVANT if self.preread and self.preread.require_context else None
+        return max(thresholds, default=needs)
+
+    def rerank(self) -> bool:
+        """Whether a reranker may have the last word."""
+        return all(tool.ranking_options is None or tool.ranking_options.ranker != "none" for tool in self.searches())
 
     def is_housekeeping(self) -> bool:
         """A chat page asks for a title, tags or next questions of the conversation: nothing is to be looked up for that. Such
@@ -183,20 +190,13 @@ def corpus_names(body: ChatBody, model_id: str) -> list[str]:
         return [named]
     if body.vector_store_ids:
         return body.vector_store_ids
-    searched = [name for tool in body.searches() for name in _named_in(tool)]
+    searched = [name for tool in body.searches() for name in tool.vector_store_ids or ()]
     if searched:
         return searched
     corpus = (body.metadata or {}).get("corpus")
     if corpus is not None and not isinstance(corpus, str):
         raise BadParameter("metadata.corpus", "metadata.corpus is the id or name of one vector store")
     return [corpus] if corpus else []
-
-
-def _named_in(tool: dict[str, Any]) -> list[str]:
-    names = tool.get("vector_store_ids") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadParameter("tools", "vector_store_ids is a list of strings")
-    return names
 
 
 def retrieval_query(messages: Sequence[ChatMessage]) -> str:

@@ -11,14 +11,18 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from serving.api.access import Parts, Reader
-from serving.api.answer import Answer, Choice, check_model, finished, submit
+from serving.api.answer import Answer, Choice, finished
+from serving.api.asking import check_model, submit
 from serving.api.errors import BadParameter
+from serving.api.json_body import StrictJSON
 from serving.api.logprobs import completion_logprobs
 from serving.api.sampling import MAX_CHOICES, SamplingBody
+from serving.api.shapes import answers
+from serving.api.shapes.common import told
 from serving.api.stream import HEARTBEAT, Stream, event, guarded, with_heartbeats
 from serving.engine.types import GenerateRequest, TokenLogprob
 
-router = APIRouter(prefix="/v1/completions", tags=["completions"])
+router = APIRouter(prefix="/v1/completions", tags=["completions"], route_class=StrictJSON)
 MAX_TOKENS = 16  # OpenAI's default
 Prompt = str | tuple[int, ...]
 
@@ -64,7 +68,7 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-@router.post("", response_model=None)
+@router.post("", response_model=None, responses=told(answers.Completion))
 async def create_completion(parts: Parts, who: Reader, body: CompletionBody, request: Request) -> Stream | dict[str, Any]:
     body.check()
     check_model(parts, body.model)

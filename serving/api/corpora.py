@@ -6,16 +6,20 @@ from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.datastructures import UploadFile
 
 from ingest.sources import Entry
 from serving.api.access import Admin, Parts, Reader, Writer
+from serving.api.bodies import Body
 from serving.api.errors import BadParameter
 from serving.api.files import sent_name
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import work
+from serving.api.shapes.common import told
 from serving.doors import batches, reindex, settings, sync
 
-router = APIRouter(prefix="/v1/corpora/{corpus_id}", tags=["corpora"])
+router = APIRouter(prefix="/v1/corpora/{corpus_id}", tags=["corpora"], route_class=StrictJSON)
 MAX_FILES = 10_000
 _FORM = {
     "requestBody": {
@@ -36,19 +40,17 @@ _FORM = {
 }
 
 
-class ManifestEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ManifestEntry(Body):
     path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: Annotated[int, Field(ge=0)] = 0
 
 
-class SyncBody(BaseModel):
+class SyncBody(Body):
     """With a manifest: make the corpus like it, and delete what it lacks if told so. Without: like its
     source, and delete what that lacks unless told not to. A dry run changes nothing; that of a source is a job too, as a
     worker lists it, and what it has found is at /syncs/{sync_id}."""
 
-    model_config = ConfigDict(extra="forbid")
     manifest: Annotated[list[ManifestEntry], Field(max_length=100_000)] | None = None
     delete_missing: bool | None = None
     dry_run: bool = False
@@ -58,16 +60,14 @@ Url = Annotated[str, Field(min_length=1, max_length=2000)]
 Credential = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class FolderSource(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class FolderSource(Body):
     type: Literal["folder"]
     path: Annotated[str, Field(min_length=1)]
 
 
-class GitSource(BaseModel):
+class GitSource(Body):
     """A repository on the server by its `path`, or elsewhere by its `url`. `credential`: a name of docs/sources.md."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["git"]
     path: Annotated[str, Field(min_length=1)] | None = None
     url: Url | None = None
@@ -81,10 +81,9 @@ class GitSource(BaseModel):
         return self
 
 
-class S3Source(BaseModel):
+class S3Source(Body):
     """`url`: s3://bucket/prefix. `endpoint`: https://… of a store that is not AWS."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["s3"]
     url: Url
     endpoint: Url | None = None
@@ -92,44 +91,38 @@ class S3Source(BaseModel):
     credential: Credential | None = None
 
 
-class HttpSource(BaseModel):
+class HttpSource(Body):
     """`url`: of a list of URLs, as text, JSON or a sitemap."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["http"]
     url: Url
     credential: Credential | None = None
 
 
-class SourceBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class SourceBody(Body):
     source: Annotated[FolderSource | GitSource | S3Source | HttpSource, Field(discriminator="type")] | None
 
 
-class AccessRule(BaseModel):
+class AccessRule(Body):
     """`path`: a pattern, e.g. hr/*. `principals`: keys' ids and names such as group:hr; null: everyone in the tenant."""
 
-    model_config = ConfigDict(extra="forbid")
     path: Annotated[str, Field(min_length=1, max_length=1000)]
     principals: Annotated[list[Annotated[str, Field(min_length=1, max_length=255)]], Field(max_length=1000)] | None
 
 
-class SharingBody(BaseModel):
+class SharingBody(Body):
     """`group`: one that the operator has made with this tenant in it; null: nobody outside the tenant."""
 
-    model_config = ConfigDict(extra="forbid")
     group: str | None
 
 
-class SettingsBody(BaseModel):
+class SettingsBody(Body):
     """`emphasis`: path pattern → how many times the attention its documents are paid; the last one that fits counts.
     `conditioning`: what chunks are read behind; a job brings the documents that are there along. `keep_versions`: for how
     long ("30d", "12h"), or how many (0: none) of each document's replaced generations can be queried. `access`: who sees
     the documents of which paths; the last rule that fits counts, before what an upload says. `sharing`: with which group of
     tenants an empty corpus is to share KV. What is left out stays as it is."""
 
-    model_config = ConfigDict(extra="forbid")
     emphasis: Annotated[dict[str, float], Field(max_length=200)] | None = None
     conditioning: Literal["none", "document"] | None = None
     keep_versions: str | int | None = None
@@ -137,7 +130,7 @@ class SettingsBody(BaseModel):
     sharing: SharingBody | None = None
 
 
-@router.post("/documents", openapi_extra=_FORM)
+@router.post("/documents", openapi_extra=_FORM, responses=told(work.UploadJob))
 async def upload_documents(parts: Parts, who: Writer, corpus_id: str, request: Request) -> dict[str, Any]:
     """Each `files` part becomes the document at its `paths` field or its name; archives are unpacked."""
     async with request.form(max_files=MAX_FILES, max_fields=MAX_FILES) as form:
@@ -150,7 +143,7 @@ async def upload_documents(parts: Parts, who: Writer, corpus_id: str, request: R
         return await to_thread.run_sync(batches.upload, parts, who, corpus_id, given)
 
 
-@router.post("/sync")
+@router.post("/sync", responses=told(work.ManifestSync | work.SourceSync))
 def sync_corpus(parts: Parts, who: Writer, corpus_id: str, body: SyncBody) -> dict[str, Any]:
     if body.manifest is None:
         return sync.from_source(parts, who, corpus_id, body.delete_missing is not False, body.dry_run)
@@ -158,33 +151,33 @@ def sync_corpus(parts: Parts, who: Writer, corpus_id: str, body: SyncBody) -> di
     return sync.from_manifest(parts, who, corpus_id, manifest, bool(body.delete_missing), body.dry_run)
 
 
-@router.get("/syncs/{sync_id}")
+@router.get("/syncs/{sync_id}", responses=told(work.SyncState))
 def retrieve_sync(parts: Parts, who: Reader, corpus_id: str, sync_id: str) -> dict[str, Any]:
     return sync.show(parts, who, corpus_id, sync_id)
 
 
-@router.post("/reindex")
+@router.post("/reindex", responses=told(work.Job))
 def reindex_corpus(parts: Parts, who: Admin, corpus_id: str) -> dict[str, Any]:
     return reindex.start(parts, who, corpus_id)
 
 
-@router.get("/source")
+@router.get("/source", responses=told(work.Source))
 def retrieve_source(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]:
     return sync.get_source(parts, who, corpus_id)
 
 
-@router.put("/source")
+@router.put("/source", responses=told(work.Source))
 def replace_source(parts: Parts, who: Admin, corpus_id: str, body: SourceBody) -> dict[str, Any]:
     source = None if body.source is None else body.source.model_dump(exclude_none=True)
     return sync.set_source(parts, who, corpus_id, source)
 
 
-@router.get("/settings")
+@router.get("/settings", responses=told(work.Settings))
 def retrieve_settings(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]:
     return settings.show(parts, who, corpus_id)
 
 
-@router.put("/settings")
+@router.put("/settings", responses=told(work.Settings))
 def replace_settings(parts: Parts, who: Admin, corpus_id: str, body: SettingsBody) -> dict[str, Any]:
     access = None if body.access is None else [rule.model_dump() for rule in body.access]
     sharing = None if body.sharing is None else settings.Sharing(body.sharing.group)

@@ -8,20 +8,23 @@ from fastapi import APIRouter, Query
 
 from serving.api.access import Admin, Parts
 from serving.api.errors import BadParameter
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import administration
+from serving.api.shapes.common import told
 from serving.doors import storage, usage
 from storage.policy.types import DAY
 
-router = APIRouter(prefix="/v1", tags=["economics"])
+router = APIRouter(prefix="/v1", tags=["economics"], route_class=StrictJSON)
 LATEST = 4_102_444_800  # the year 2100
 Seconds = Annotated[int | None, Query(ge=0, le=LATEST)]
 
 
-@router.get("/storage")
+@router.get("/storage", responses=told(administration.Storage))
 def show_storage(parts: Parts, who: Admin) -> dict[str, Any]:
     return storage.show(parts, who)
 
 
-@router.get("/usage")
+@router.get("/usage", responses=told(administration.UsagePage))
 def show_usage(
     parts: Parts,
     who: Admin,

@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from serving.api.access import Parts, Reader
+from serving.api.bodies import Body
 from serving.api.errors import BadParameter
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import inference
+from serving.api.shapes.common import told
 from serving.api.token_ids import texts_of
 from storage.errors import UserError
 
-router = APIRouter(prefix="/v1/embeddings", tags=["embeddings"])
+router = APIRouter(prefix="/v1/embeddings", tags=["embeddings"], route_class=StrictJSON)
 MAX_TEXTS = 2048
 
 
-class EmbeddingsBody(BaseModel):
+class EmbeddingsBody(Body):
+    ignored = frozenset({"user"})
+
     input: Any
     model: str = ""  # any: there is one embedder, the one that searches are made with
     encoding_format: Literal["float", "base64"] = "float"
@@ -48,7 +54,7 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-@router.post("")
+@router.post("", responses=told(inference.EmbeddingList))
 def create_embeddings(parts: Parts, who: Reader, body: EmbeddingsBody) -> dict[str, Any]:
     texts, embedder = body.texts(parts.settings.data_dir), parts.embedder
     if body.dimensions not in (None, embedder.dimensions):

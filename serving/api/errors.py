@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
+from serving.api.bodies import refusal
 from serving.auth import Forbidden, Unauthorized
 from storage.errors import (
     Cancelled,
@@ -66,13 +67,19 @@ def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         log_failure(error)
         return (
             status,
-            error_body("The server had an error; it has been logged.", kind, None, "internal_error"),
+            error_body(f"The server had an error; it has been logged{_as_request()}.", kind, None, "internal_error"),
             headers,
         )
     headers = {**headers, **getattr(error, "headers", {})}
     if isinstance(error, Overloaded) and error.retry_after is not None:
         headers = {**headers, "retry-after": str(error.retry_after)}
     return status, error_body(str(error), kind, getattr(error, "param", None), error.code), headers
+
+
+def _as_request() -> str:
+    """By what the operator finds it: users copy the message, and seldom the header."""
+    request_id = structlog.contextvars.get_contextvars().get("request_id")
+    return f" as request {request_id}" if request_id else ""
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
@@ -116,17 +123,17 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     """FastAPI's 422 as OpenAI's 400, naming the first field that is wrong."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"][1:] if isinstance(part, int | str)]
-    param = ".".join(where) or None
+    found = error.errors()
+    first = found[0]
     if first["type"] == "json_invalid":
-        return error_response(UserError("The body is not valid JSON.", code="invalid_json"))
-    if first["loc"] == ("body",):
+        return error_response(UserError(f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json"))
+    if first["loc"] == ("body",) and not isinstance(error.body, dict):
         return error_response(
             UserError("A JSON object is expected as the body, with content-type application/json.")
         )
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return error_response(BadParameter(param or "", f"{param}: {message}"))
+    of_body = first["loc"][0] == "body"
+    same = [{**each, "loc": each["loc"][1:]} for each in found if (each["loc"][0] == "body") is of_body]
+    return error_response(BadParameter(*refusal(same, error.body if of_body else None)))
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:

@@ -8,20 +8,34 @@ from contextlib import ExitStack
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
-from fastapi import APIRouter, File, Form, Response, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFile
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import UploadFile as SentFile
 
 from ingest.files import PIECE
 from serving.api.access import LongPage, Parts, Reader, Writer, deleted
+from serving.api.bodies import UNKNOWN, hint_for
 from serving.api.errors import BadParameter
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import stores
+from serving.api.shapes.common import Deleted, told
 from serving.doors import files
 
-router = APIRouter(prefix="/v1/files", tags=["files"])
+router = APIRouter(prefix="/v1/files", tags=["files"], route_class=StrictJSON)
+FIELDS = ("file", "purpose")
 PURPOSES = ("assistants", "user_data", "vision", "batch", "fine-tune", "evals")
 
 
-@router.post("")
+async def _known_fields(request: Request) -> None:
+    """The form has been read by then. Raises BadParameter."""
+    for name in await request.form():
+        if name.partition("[")[0] == "expires_after":
+            raise BadParameter("expires_after", "files do not expire here: delete the file when it is done")
+        if name not in FIELDS:
+            raise BadParameter(name[:100], f"Unknown parameter: {name[:100]!r}{hint_for(name, FIELDS)}", UNKNOWN)
+
+
+@router.post("", dependencies=[Depends(_known_fields)], responses=told(stores.File))
 def upload_file(
     parts: Parts,
     who: Writer,
@@ -33,12 +47,12 @@ def upload_file(
     return files.upload(parts, who, sent_name(file), file.file, purpose)
 
 
-@router.get("")
+@router.get("", responses=told(stores.FileList))
 def list_files(parts: Parts, who: Reader, page: LongPage, purpose: str | None = None) -> dict[str, Any]:
     return files.show_all(parts, who, page, purpose)
 
 
-@router.get("/{file_id}")
+@router.get("/{file_id}", responses=told(stores.File))
 def retrieve_file(parts: Parts, who: Reader, file_id: str) -> dict[str, Any]:
     return files.show(parts, who, file_id)
 
@@ -64,7 +78,7 @@ def _pieces(opened: ExitStack, stream: BinaryIO) -> Iterator[bytes]:
             yield piece
 
 
-@router.delete("/{file_id}")
+@router.delete("/{file_id}", responses=told(Deleted))
 def delete_file(parts: Parts, who: Writer, file_id: str) -> dict[str, Any]:
     files.remove(parts, who, file_id)
     return deleted(file_id, "file")

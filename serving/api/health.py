@@ -13,19 +13,22 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from serving.api.access import Parts
 from serving.api.errors import log_failure
+from serving.api.json_body import StrictJSON
 from serving.api.parts import ApiParts
+from serving.api.shapes import inference
+from serving.api.shapes.common import told
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=StrictJSON)
 CHECK_SECONDS = 3.0
 
 
-@router.get("/healthz")
+@router.get("/healthz", responses=told(inference.Alive))
 async def healthz() -> dict[str, str]:
     """The process answers. Needs no thread, no database and no engine."""
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", responses={**told(inference.Readiness), 503: {"model": inference.Readiness}})
 async def readyz(parts: Parts, request: Request) -> JSONResponse:
     if request.app.state.drain.begun:
         return JSONResponse({"status": "stopping"}, 503)

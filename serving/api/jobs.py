@@ -7,39 +7,41 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
+from serving.api.bodies import Body
 from serving.api.job_watch import STOPPED, Asked, JobWatch
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import work
+from serving.api.shapes.common import told
 from serving.doors import jobs
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictJSON)
 HEARTBEAT_SECONDS = 15.0  # a comment after so long without news
 
 
-class RetryBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class RetryBody(Body):
     only: Literal["failed", "all"] = "failed"
 
 
-@router.get("")
+@router.get("", responses=told(work.JobList))
 def list_jobs(
-    parts: Parts, who: Reader, page: AnyPage, corpus_id: str | None = None, status: str | None = None
+    parts: Parts, who: Reader, page: AnyPage, corpus_id: str | None = None, status: work.JobStatus | None = None
 ) -> dict[str, Any]:
     return jobs.show_all(parts, who, page, corpus_id, status)
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", responses=told(work.Job))
 def retrieve_job(parts: Parts, who: Reader, job_id: str) -> dict[str, Any]:
     return jobs.show(parts, who, job_id)
 
 
-@router.post("/{job_id}/cancel")
+@router.post("/{job_id}/cancel", responses=told(work.Job))
 def cancel_job(parts: Parts, who: Writer, job_id: str) -> dict[str, Any]:
     return jobs.cancel(parts, who, job_id)
 
 
-@router.post("/{job_id}/retry")
+@router.post("/{job_id}/retry", responses=told(work.Job))
 def retry_job(parts: Parts, who: Writer, job_id: str, body: RetryBody | None = None) -> dict[str, Any]:
     return jobs.retry(parts, who, job_id, (body or RetryBody()).only)
 

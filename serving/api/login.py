@@ -9,14 +9,17 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from serving.api.access import Parts
+from serving.api.json_body import StrictJSON
 from serving.api.middleware import check_csrf, note
 from serving.api.parts import ApiParts
+from serving.api.shapes import inference
+from serving.api.shapes.common import told
 from serving.auth import Forbidden, Unauthorized, authenticate
 from serving.login import ATTEMPT_COOKIE, ATTEMPT_SECONDS, COOKIE, Login, session_shape
 from serving.oidc import LoginRefused
 from storage.errors import NotFound
 
-router = APIRouter(prefix="/auth", tags=["login"])
+router = APIRouter(prefix="/auth", tags=["login"], route_class=StrictJSON)
 Word = Annotated[str, Query(max_length=4096)]
 
 
@@ -26,7 +29,7 @@ def _login(parts: ApiParts) -> Login:
     return parts.login
 
 
-@router.get("/config")
+@router.get("/config", responses=told(inference.LoginConfig))
 def login_config(parts: Parts) -> dict[str, Any]:
     """Whether people can log in, and where."""
     return {"oidc": parts.login is not None, "login_url": "/auth/login" if parts.login else None}
@@ -57,7 +60,7 @@ async def finish_login(
     return answer
 
 
-@router.get("/session")
+@router.get("/session", responses=told(inference.Session))
 def current_session(parts: Parts, request: Request) -> Response:
     """Who is logged in, and the token that requests which change something must send as x-csrf-token."""
     login = _login(parts)
@@ -65,7 +68,7 @@ def current_session(parts: Parts, request: Request) -> Response:
     return JSONResponse(session_shape(login, who), headers={"cache-control": "no-store"})
 
 
-@router.post("/logout")
+@router.post("/logout", responses=told(inference.Ended))
 def end_login(parts: Parts, request: Request) -> Response:
     login = _login(parts)
     who = authenticate(parts.catalogue, parts.secret, _cookie(request), parts.clock)

@@ -7,20 +7,23 @@ from typing import Any
 from fastapi import APIRouter
 
 from serving.api.access import Parts, Reader
+from serving.api.json_body import StrictJSON
 from serving.api.parts import ApiParts
+from serving.api.shapes import inference
+from serving.api.shapes.common import told
 from serving.auth import Principal
 from serving.doors import corpora
 from storage.errors import NotFound
 
-router = APIRouter(prefix="/v1/models", tags=["models"])
+router = APIRouter(prefix="/v1/models", tags=["models"], route_class=StrictJSON)
 
 
-@router.get("")
+@router.get("", responses=told(inference.ModelList))
 def list_models(parts: Parts, who: Reader) -> dict[str, Any]:
     return {"object": "list", "data": _models(parts, who)}
 
 
-@router.get("/{model:path}")
+@router.get("/{model:path}", responses=told(inference.Model))
 def retrieve_model(parts: Parts, who: Reader, model: str) -> dict[str, Any]:
     plain, _, corpus = model.partition(f"{parts.engine.model_id}@")
     if model == parts.engine.model_id:
@@ -33,9 +36,9 @@ def retrieve_model(parts: Parts, who: Reader, model: str) -> dict[str, Any]:
 
 
 def _models(parts: ApiParts, who: Principal) -> list[dict[str, Any]]:
-    """Corpora go by name where the name says which one is meant, by id elsewhere."""
+    """Corpora go by name where the name says which one is meant, by id elsewhere: an id means its own corpus before all."""
     known = corpora.names(parts, who)
-    names = [name for _, name, _ in known]
+    names = [*(name for _, name, _ in known), *(id for id, _, _ in known)]
     base = parts.engine.model_id
     models = [_model(parts, base, 0.0)]
     for id, name, at in known:

@@ -8,15 +8,18 @@ from fastapi import APIRouter, Query
 
 from serving.api.access import Parts, Reader
 from serving.api.errors import BadParameter
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import stores
+from serving.api.shapes.common import told
 from serving.doors import passages
 
-router = APIRouter(prefix="/v1/vector_stores/{vector_store_id}", tags=["vector store files"])
+router = APIRouter(prefix="/v1/vector_stores/{vector_store_id}", tags=["vector store files"], route_class=StrictJSON)
 LONGEST = 100_000  # characters of a passage
 FURTHEST = 1 << 40
 Offset = Annotated[int, Query(ge=0, le=FURTHEST)]
 
 
-@router.get("/files/{file_id}/passage")
+@router.get("/files/{file_id}/passage", responses=told(stores.Passage))
 def retrieve_passage(
     parts: Parts,
     who: Reader,

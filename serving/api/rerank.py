@@ -6,20 +6,27 @@ import uuid
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from retrieval.reranker import CosineReranker
 from serving.api.access import Parts, Reader
+from serving.api.bodies import Body
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import inference
+from serving.api.shapes.common import told
 
-router = APIRouter(prefix="/v1/rerank", tags=["rerank"])
+router = APIRouter(prefix="/v1/rerank", tags=["rerank"], route_class=StrictJSON)
 MAX_TEXTS = 1000
 
 
-class TextDocument(BaseModel):
+class TextDocument(Body):
     text: str
 
 
-class RerankBody(BaseModel):
+class RerankBody(Body):
+    # Of Cohere's, Jina's and vLLM's shapes; texts longer than the model reads are cut anyway.
+    ignored = frozenset({"user", "truncation", "max_tokens_per_doc"})
+
     model: str = ""
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_TEXTS)]
@@ -30,7 +37,7 @@ class RerankBody(BaseModel):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-@router.post("")
+@router.post("", responses=told(inference.Ranking))
 def rerank(parts: Parts, who: Reader, body: RerankBody) -> dict[str, Any]:
     """`model` in the answer says what has ranked: without a reranker it is the embedder's cosine."""
     reranker = parts.reranker or CosineReranker(parts.embedder)

@@ -10,20 +10,24 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from serving.api.access import Parts, Reader
-from serving.api.answer import Answer, Piece, begin, finished
+from serving.api.answer import Answer, Piece, finished
+from serving.api.asking import begin
 from serving.api.chat_request import ChatBody, corpus_names, retrieval_query
 from serving.api.citations import mentions
 from serving.api.errors import BadParameter, describe
+from serving.api.json_body import StrictJSON
 from serving.api.logprobs import chat_logprobs
 from serving.api.responses_request import RESULTS, ResponsesBody
+from serving.api.shapes import answers
+from serving.api.shapes.common import told
 from serving.api.stream import HEARTBEAT, Stream, with_heartbeats
 from serving.api.tools import Call
 from serving.engine.types import TokenLogprob
 
-router = APIRouter(prefix="/v1/responses", tags=["responses"])
+router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=StrictJSON)
 
 
-@router.post("", response_model=None)
+@router.post("", response_model=None, responses=told(answers.Response))
 async def create_response(parts: Parts, who: Reader, body: ResponsesBody, request: Request) -> Stream | dict[str, Any]:
     body.check()
     chat = body.chat()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from serving.api.bodies import refusal
 from serving.api.chat_request import ChatBody, PrereadOptions
 from serving.api.errors import BadParameter
 from serving.api.sampling import IGNORED, StreamOptions, known_only, unknown_parameter
@@ -85,9 +86,8 @@ class ResponsesBody(BaseModel):
         try:
             return ChatBody.model_validate(given)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])).replace("messages", "input", 1)
-            raise BadParameter(where, f"{where}: {first['msg']}") from error
+            where, message, code = refusal(error.errors(), given)
+            raise BadParameter(where.replace("messages", "input", 1), message.replace("messages", "input", 1), code) from error
 
     def wants(self, name: str) -> bool:
         return name in (self.include or ())

@@ -5,33 +5,37 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from serving.api.access import Parts, Reader
+from serving.api.bodies import Body
 from serving.api.errors import BadParameter
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import inference
+from serving.api.shapes.common import told
 from serving.doors import search
 
-router = APIRouter(prefix="/retrieval", tags=["retrieval"])
+router = APIRouter(prefix="/retrieval", tags=["retrieval"], route_class=StrictJSON)
 # Dify's words for comparisons that search filters know too.
 COMPARISONS = {
     "is": "eq", "=": "eq", "is not": "ne", "≠": "ne", ">": "gt", "<": "lt", "≥": "gte", "≤": "lte", "after": "gt", "before": "lt",
 }  # fmt: skip
 
 
-class Setting(BaseModel):
+class Setting(Body):
     top_k: Annotated[int, Field(ge=1, le=50)] = 10
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class Condition(BaseModel):
+class Condition(Body):
     name: Annotated[list[str], Field(min_length=1, max_length=20)]
     comparison_operator: str
     value: str | float | bool | None = None
 
 
-class Conditions(BaseModel):
+class Conditions(Body):
     logical_operator: Literal["and", "or"] = "and"
-    conditions: Annotated[list[Condition], Field(max_length=50)] = []
+    conditions: Annotated[list[Condition], Field(max_length=50)] = Field([])
 
     def filters(self) -> dict[str, Any] | None:
         """As a search takes them. Raises BadParameter."""
@@ -49,14 +53,14 @@ def _filter(number: int, condition: Condition) -> dict[str, Any]:
     return each[0] if len(each) == 1 else {"type": "or", "filters": each}
 
 
-class RetrievalBody(BaseModel):
+class RetrievalBody(Body):
     knowledge_id: str
     query: Annotated[str, Field(min_length=1)]
     retrieval_setting: Setting = Setting()
     metadata_condition: Conditions | None = None
 
 
-@router.post("")
+@router.post("", responses=told(inference.Records))
 def retrieve_records(parts: Parts, who: Reader, body: RetrievalBody) -> dict[str, Any]:
     """`knowledge_id` is the id of a vector store."""
     setting = body.retrieval_setting

@@ -3,12 +3,12 @@ served is refused in one line; what would not is ignored; what nobody knows is r
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serving.api.bodies import UNKNOWN, Body, hint_for
 from serving.api.errors import BadParameter
 
 MAX_STOPS = 4
@@ -21,7 +21,7 @@ IGNORED = frozenset({
 })  # fmt: skip
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -97,6 +97,4 @@ class SamplingBody(BaseModel):
 
 def unknown_parameter(param: str, name: str, known: list[str]) -> BadParameter:
     """OpenAI's refusal, with what may have been meant."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else ""
-    return BadParameter(param, f"Unknown parameter: {param!r}{hint}", "unknown_parameter")
+    return BadParameter(param, f"Unknown parameter: {param!r}{hint_for(name, known)}", UNKNOWN)

@@ -8,31 +8,33 @@ from typing import Annotated, Any, Literal
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from serving.api.access import Admin, Parts, Reader
+from serving.api.bodies import Body
 from serving.api.errors import http_error
+from serving.api.json_body import StrictJSON
 from serving.api.parts import ApiParts
+from serving.api.shapes import stores, work
+from serving.api.shapes.common import told
 from serving.doors import purges, sites
 from serving.doors.paging import listing
 from serving.doors.sites import Signed
 from storage.catalogue.sites import PAGE
 from storage.errors import ObjectMissing, UserError
 
-router = APIRouter(tags=["sites"])
+router = APIRouter(tags=["sites"], route_class=StrictJSON)
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})")
 Expires = Annotated[int, Query(ge=0, lt=1 << 40)]
 Signature = Annotated[str, Query(pattern="^[0-9a-f]{64}$")]
 
 
-class SiteBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class SiteBody(Body):
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     corpora: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
 
 
-class PushBody(BaseModel):
+class PushBody(Body):
     corpora: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
 
 
@@ -51,27 +53,27 @@ class WantedBody(BaseModel):
     after: Annotated[str, Field(max_length=64)]
 
 
-@router.post("/v1/sites")
+@router.post("/v1/sites", responses=told(work.NewSite))
 def add_site(parts: Parts, who: Admin, body: SiteBody) -> dict[str, Any]:
     return sites.add(parts, who, body.name, body.corpora)
 
 
-@router.get("/v1/sites")
+@router.get("/v1/sites", responses=told(work.SiteList))
 def list_sites(parts: Parts, who: Admin) -> dict[str, Any]:
     return listing(sites.show_all(parts, who), has_more=False)
 
 
-@router.delete("/v1/sites/{site_id}")
+@router.delete("/v1/sites/{site_id}", responses=told(work.RemovedSite))
 def remove_site(parts: Parts, who: Admin, site_id: str) -> dict[str, Any]:
     return sites.remove(parts, who, site_id)
 
 
-@router.post("/v1/sites/{site_id}/push")
+@router.post("/v1/sites/{site_id}/push", responses=told(work.Site))
 def push_to_site(parts: Parts, who: Admin, site_id: str, body: PushBody | None = None) -> dict[str, Any]:
     return sites.push(parts, who, site_id, (body or PushBody()).corpora)
 
 
-@router.get("/v1/purges/{purge_id}")
+@router.get("/v1/purges/{purge_id}", responses=told(stores.Purge))
 def retrieve_purge(parts: Parts, who: Reader, purge_id: str) -> dict[str, Any]:
     return purges.show(parts, who, purge_id)
 
@@ -114,7 +116,7 @@ def fetch_site_object(
     return StreamingResponse(body, status, headers, media_type="application/octet-stream")
 
 
-@router.post("/site/{site_id}/{call}")
+@router.post("/site/{site_id}/{call}", responses=told(work.SiteSync | work.SiteCompared | work.SiteWanted))
 async def call_from_site(
     parts: Parts,
     request: Request,

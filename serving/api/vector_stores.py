@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
+from serving.api.bodies import Body
+from serving.api.file_search import Filters, RankingOptions
+from serving.api.json_body import StrictJSON
+from serving.api.shapes import stores
+from serving.api.shapes.common import told
 from serving.api.times import Moment
 from serving.doors import batches, corpora, search
 from serving.doors.documents import Wanted
 
-router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"])
+router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"], route_class=StrictJSON)
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
-class Chunking(BaseModel):
+class Chunking(Body):
     """Chunks are cut to the reader model's measure; there is nothing to choose."""
 
     chunking_strategy: dict[str, Any] | None = None
@@ -29,7 +34,7 @@ class Chunking(BaseModel):
         return value
 
 
-class StoreBody(BaseModel):
+class StoreBody(Body):
     name: Annotated[str, Field(max_length=256)] | None = None
     metadata: Metadata | None = None
     expires_after: dict[str, Any] | None = None
@@ -43,52 +48,47 @@ class StoreBody(BaseModel):
 
 
 class NewStoreBody(StoreBody, Chunking):
-    file_ids: Annotated[list[str], Field(max_length=500)] = []
+    ignored = frozenset({"description"})
+
+    file_ids: Annotated[list[str], Field(max_length=500)] = Field([])
 
 
-class RankingOptions(BaseModel):
-    """`ranker` none: as both searches found it, where the server has a reranker."""
-
-    ranker: Literal["none", "auto", "default-2024-11-15"] = "auto"
-    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-
-
-class SearchBody(BaseModel):
+class SearchBody(Body):
     query: str | Annotated[list[str], Field(min_length=1, max_length=20)]
     max_num_results: Annotated[int, Field(ge=1, le=50)] = 10
-    filters: dict[str, Any] | None = None
+    filters: Filters | None = None
     ranking_options: RankingOptions | None = None
     rewrite_query: bool = False  # a query is searched as it stands; the answer's search_query says so
     as_of: Moment | None = None  # of what was current then
 
 
-@router.post("")
+@router.post("", responses=told(stores.VectorStore))
 def create_vector_store(parts: Parts, who: Writer, body: NewStoreBody) -> dict[str, Any]:
     wanted = [Wanted(file_id) for file_id in body.file_ids]
     return batches.create_store(parts, who, body.name or "", body.metadata or {}, wanted)
 
 
-@router.get("")
+@router.get("", responses=told(stores.VectorStoreList))
 def list_vector_stores(parts: Parts, who: Reader, page: AnyPage) -> dict[str, Any]:
     return corpora.show_all(parts, who, page)
 
 
-@router.get("/{vector_store_id}")
+@router.get("/{vector_store_id}", responses=told(stores.VectorStore))
 def retrieve_vector_store(parts: Parts, who: Reader, vector_store_id: str) -> dict[str, Any]:
     return corpora.show(parts, who, vector_store_id)
 
 
-@router.post("/{vector_store_id}")
+@router.post("/{vector_store_id}", responses=told(stores.VectorStore))
 def update_vector_store(parts: Parts, who: Writer, vector_store_id: str, body: StoreBody) -> dict[str, Any]:
     return corpora.change(parts, who, vector_store_id, body.name, body.metadata)
 
 
-@router.delete("/{vector_store_id}")
+@router.delete("/{vector_store_id}", responses=told(stores.DeletedVectorStore))
 def delete_vector_store(parts: Parts, who: Writer, vector_store_id: str) -> dict[str, Any]:
     return corpora.remove(parts, who, vector_store_id)
 
 
-@router.post("/{vector_store_id}/search")
+@router.post("/{vector_store_id}/search", responses=told(stores.SearchResults))
 def search_vector_store(parts: Parts, who: Reader, vector_store_id: str, body: SearchBody) -> dict[str, Any]:
     ranking = body.ranking_options or RankingOptions()
     asked = (body.query, body.max_num_results, body.filters, ranking.score_threshold, body.as_of)

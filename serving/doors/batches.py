@@ -82,9 +82,11 @@ def show_files(
         if status is not None:
             query = query.where(JobFile.status.in_(documents.statuses_shown_as(status)))
         if page.after:
-            last = select(JobFile.id).where(JobFile.job_id == job.id, JobFile.file_id == page.after).limit(1)
-            if (after := session.scalar(last)) is not None:
-                query = query.where(JobFile.id > after if forwards else JobFile.id < after)
+            last = select(JobFile.id).join(Document, Document.id == JobFile.document_id)
+            last = last.where(JobFile.job_id == job.id, JobFile.file_id == page.after, *files.open_to(who))
+            if (after := session.scalar(last.limit(1))) is None:
+                raise NotFound(f"No file {page.after!r} in file batch {batch_id!r}")
+            query = query.where(JobFile.id > after if forwards else JobFile.id < after)
         rows = session.execute(query.limit(page.limit + 1)).all()
     shown = [documents.job_file_shape(row, document) for row, document in rows]
     return listing(shown[: page.limit], len(shown) > page.limit)

@@ -47,7 +47,7 @@ def find_named(session: Session, who: Principal, name: str) -> Corpus:
     if not named:
         raise no_corpus(name)
     if len(named) > 1:
-        raise UserError(f"several vector stores are named {name!r}: use the id")
+        raise UserError(f"several vector stores are named {name!r}: use the id", code="ambiguous_name")
     found: Corpus = named[0]
     return found
 

@@ -27,6 +27,7 @@ def chunks(
     as_of: float | None = None,
     filters: dict[str, Any] | None = None,
     threshold: float | None = None,
+    rerank: bool = True,
 ) -> tuple[RetrievedChunk, ...]:
     """The best chunks for a prompt, best first; what stands together in a document stands together here."""
     found = parts.retriever.search(
@@ -39,6 +40,7 @@ def chunks(
         as_of=as_of,
         filters=filters,
         score_threshold=threshold,
+        rerank=rerank,
     )
     return tuple(in_reading_order(found))
 
@@ -90,7 +92,8 @@ def show(
     as_of: float | None = None,
     rerank: bool = True,
 ) -> dict[str, Any]:
-    """Search results; of several queries, each chunk with its best score. Raises NotFound, UserError."""
+    """Search results in the order of the search; of several queries each chunk with its best score, by their scores. Raises
+    NotFound, UserError."""
     with parts.catalogue.read() as session:
         corpora.find(session, who, corpus_id)
     queries = [query] if isinstance(query, str) else query
@@ -109,7 +112,7 @@ def show(
         ):
             if chunk.chunk_id not in best or best[chunk.chunk_id].score < chunk.score:
                 best[chunk.chunk_id] = chunk
-    ranked = sorted(best.values(), key=lambda chunk: -chunk.score)[:top_k]
+    ranked = list(best.values()) if len(queries) == 1 else sorted(best.values(), key=lambda chunk: -chunk.score)[:top_k]
     return {
         "object": "vector_store.search_results.page",
         "search_query": queries,

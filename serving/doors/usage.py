@@ -16,7 +16,7 @@ from serving.economics import balance
 from storage.catalogue import holdings
 from storage.catalogue.holdings import Holding
 from storage.catalogue.schema import UsageDay
-from storage.catalogue.usage import COUNTS
+from storage.catalogue.usage import COUNTS, TASKS
 from storage.policy.rules import Rates
 from storage.policy.types import DAY
 
@@ -70,7 +70,8 @@ def _result(row: UsageDay, rates: Rates, speed: float | None) -> dict[str, Any]:
     counts = {name: getattr(row, name) for name in COUNTS}
     return {
         "object": "usage.result",
-        "corpus_id": row.corpus_id or None,
+        "corpus_id": None if row.corpus_id == TASKS else row.corpus_id or None,
+        "kind": "task" if row.corpus_id == TASKS else "answer",
         "num_model_requests": row.answers,
         "input_tokens": row.tokens_prompt,
         "input_cached_tokens": row.tokens_reused,

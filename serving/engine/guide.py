@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from storage.errors import UserError
 # One way to write what the schema leaves open: a small model could fill its whole answer with blanks between two tokens.
 LAYOUT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+WALKED = 32  # tokens of a schema's beginning that are tried before a request is accepted
+REMEMBERED = 64  # schemas
+
 
 class Constraint:
     """One answer's place in its grammar."""
@@ -28,10 +32,23 @@ class Constraint:
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """logits [vocab] with -inf where a token would leave the grammar. Raises UserError."""
+        refused = torch.from_numpy(self._allowed()[: len(logits)] == 0).to(logits.device)
+        return logits.masked_fill(refused, -torch.inf)
+
+    def walk(self, choice: int) -> None:
+        """Say some tokens as the grammar allows them, of those allowed always the one at `choice`. Raises UserError."""
+        for _ in range(WALKED):
+            if self.complete:
+                return
+            allowed = self._allowed().nonzero()[0]
+            if not len(allowed):
+                return
+            self.took(int(allowed[choice]))
+
+    def _allowed(self) -> np.ndarray:
         allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
         self._refuse_errors()
-        refused = torch.from_numpy(allowed[: len(logits)] == 0).to(logits.device)
-        return logits.masked_fill(refused, -torch.inf)
+        return allowed
 
     def took(self, token: int) -> None:
         """`token` was said. Raises UserError."""
@@ -45,7 +62,7 @@ class Constraint:
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
-            # What a schema costs shows only while it is followed.
+            # What a schema costs shows only while it is followed: mostly in its first tokens, which `Guide.check` tries.
             raise UserError("This JSON schema is not served: it is too complex", code="invalid_json_schema")
 
 
@@ -56,6 +73,7 @@ class Guide:
         self._reader = reader
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
+        self._well: OrderedDict[str, None] = OrderedDict()  # grammars that were checked of late
 
     @property
     def _tokens(self) -> LLTokenizer:
@@ -67,11 +85,20 @@ class Guide:
             return self._made
 
     def check(self, shape: Shape) -> None:
-        """Raises UserError for a schema that cannot be served."""
-        problem = LLMatcher.validate_grammar(_grammar(shape), self._tokens)
+        """Raises UserError for a schema that cannot be served, as far as its beginning tells."""
+        grammar = _grammar(shape)
+        if grammar in self._well:
+            return
+        problem = LLMatcher.validate_grammar(grammar, self._tokens)
         if problem:
             reason = problem.splitlines()[0].rpartition("failed to compile JSON schema: ")[2]
             raise UserError(f"This JSON schema is not served: {reason}", code="invalid_json_schema")
+        for choice in (0, -1):
+            self.constraint(shape).walk(choice)
+        with self._lock:
+            self._well[grammar] = None
+            while len(self._well) > REMEMBERED:
+                self._well.popitem(last=False)
 
     def constraint(self, shape: Shape) -> Constraint:
         """For one answer."""

@@ -16,6 +16,7 @@ COUNTS = (
     "tokens_compiled", "seconds_compiled",
 )  # fmt: skip
 Place = tuple[int, str, str]  # day, tenant, corpus
+TASKS = "tasks"  # in the place of a corpus: what a chat page asks for itself, such as a conversation's title
 BATCH = 200
 
 

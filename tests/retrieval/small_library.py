@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sqlalchemy import delete, select
@@ -45,9 +46,9 @@ class HashedWords:
 class Library:
     """What a catalogue holds, with the few moves the tests make."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, embedder: Any = None) -> None:
         self.url = url
-        self.embedder = HashedWords()
+        self.embedder = embedder or HashedWords()
         self.catalogue, self.index, self.retriever = self.warm()
 
     def warm(self) -> tuple[Catalogue, ChunkIndex, Retriever]:

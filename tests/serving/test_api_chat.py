@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import httpx
 import openai
 import pytest
 from api_kit import Site
 
+from retrieval.relevance import RELEVANT
 from serving.api import answer, stream
 from storage.errors import Overloaded, UserError
 
@@ -117,7 +119,7 @@ def test_unknown_corpus_and_anothers_look_alike(site: Site) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function"),
-        ({"tools": [{"type": "file_search", "filters": {"type": "eq"}}] * 2}, "tools"),
+        ({"tools": [{"type": "file_search", "filters": {"type": "eq", "key": "a", "value": 1}}] * 2}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -293,3 +295,30 @@ def test_a_prompt_is_prepared_once_for_all_its_choices_and_away_from_the_event_l
     assert [choice["text"] for choice in reply["choices"]] == ["one", "one", "two", "two", "one", "one"]
     assert [request.prompt for request, _ in site.engine.prepared[1:]] == ["one", "two"]
     assert site.engine.loop_thread not in {thread for _, thread in site.engine.prepared}
+
+
+@pytest.mark.parametrize(
+    ("preread", "ranking", "expected"),
+    [
+        ({}, {}, None),
+        ({"require_context": True}, {}, RELEVANT),
+        ({"require_context": True, "min_score": 0.05}, {}, 0.05),
+        ({"min_score": 0.0}, {"score_threshold": 0.9}, 0.0),
+        ({"require_context": True}, {"score_threshold": 0.6}, 0.6),
+        ({}, {"score_threshold": 0.6}, 0.6),
+    ],
+)
+def test_what_counts_as_a_passage_is_the_caller_s_word_or_what_is_relevant(
+    site: Site, monkeypatch: pytest.MonkeyPatch, preread: dict[str, Any], ranking: dict[str, Any], expected: float | None
+) -> None:
+    corpus = site.corpus_of("handbook", {"a.txt": "invoices are due in March"})
+    asked: list[float | None] = []
+    search = site.parts.retriever.search
+    monkeypatch.setattr(
+        site.parts.retriever, "search", lambda **each: (asked.append(each["score_threshold"]), search(**each))[1]
+    )
+    tool = {"type": "file_search", "vector_store_ids": [corpus], **({"ranking_options": ranking} if ranking else {})}
+    body = {"model": "echo-1", "messages": [{"role": "user", "content": "when are invoices due?"}], "tools": [tool]}
+    with site.http() as http:
+        http.post("/v1/chat/completions", json={**body, "preread": preread}).raise_for_status()
+    assert asked == [expected]

@@ -45,7 +45,7 @@ def test_every_refusal_has_openai_s_shape(site: Site) -> None:
         )
         assert refusal(http.post("/v1/chat/completions", json=[1])) == (400, "invalid_request")
         assert refusal(http.post("/v1/chat/completions", content=b"x"))[0] == 400
-        assert refusal(http.post("/v1/files", data={"purpose": "assistants"})) == (400, "invalid_value")
+        assert refusal(http.post("/v1/files", data={"purpose": "assistants"})) == (400, "missing_required_parameter")
         reply = http.post("/v1/chat/completions", json={"model": 5, "messages": [{"role": "user"}]})
         assert reply.json()["error"]["param"] == "model"
         assert refusal(http.get("/v1/files", params={"limit": 0})) == (400, "invalid_value")

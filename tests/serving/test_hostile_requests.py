@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -18,6 +19,12 @@ BOMBS = {
     "not a number": '{"name":"x","metadata":{"a":NaN}}',
     "infinite": '{"name":"x","metadata":{"a":1e999}}',
     "half a character": '{"name":"\\ud800","query":"\\ud800"}',
+    "one field twice": '{"name":"x","name":"y","query":"x","query":"y"}',
+    "one field twice, deep": '{"name":"x","query":"x","metadata":{"a":"x","a":"y"}}',
+    "minus infinity": '{"query":"x","max_num_results":-Infinity}',
+    "nothing": "null",
+    "a list": "[]",
+    "a text": '"{}"',
     "no UTF-8": b"\xff\xfe{",
     "no JSON": "{" * 1000,
 }
@@ -102,10 +109,48 @@ def test_a_json_bomb_is_a_refusal_and_no_accident(site: Site, bomb: str | bytes)
             ("POST", "/v1/chat/completions"), ("PUT", f"/v1/corpora/{corpus}/settings"), ("POST", "/v1/tenants"),
         ):  # fmt: skip
             answer = http.request(method, path, content=bomb, headers=json_type)
-            if answer.status_code != 200:  # what it does not ask for it may leave out
-                assert answer.status_code == 400, (path, answer.text[:200])
-                assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert answer.status_code == 400, (path, answer.text[:200])
+            assert answer.json()["error"]["type"] == "invalid_request_error"
         assert http.get("/v1/models").status_code == 200
+
+
+def test_what_many_delete_at_once_is_deleted_once(site: Site) -> None:
+    """Whoever comes too late is told that it is gone; who adds to it meanwhile, too."""
+    corpus = site.corpus_of("c", {"a.txt": "some words", "b.txt": "other words"})
+    with site.http() as http:
+        [first, second] = [each["id"] for each in http.get(f"/v1/vector_stores/{corpus}/files").json()["data"]]
+    asked = [
+        *6 * [("DELETE", f"/v1/vector_stores/{corpus}/files/{first}", None)], *4 * [("DELETE", f"/v1/files/{second}", None)],
+        *4 * [("POST", f"/v1/vector_stores/{corpus}/files", {"file_id": first})],
+        *4 * [("DELETE", f"/v1/vector_stores/{corpus}", None)],
+        *4 * [("POST", f"/v1/vector_stores/{corpus}/search", {"query": "words"})],
+    ]  # fmt: skip
+
+    def ask(each: tuple[str, str, dict[str, str] | None]) -> tuple[str, str, int]:
+        method, path, body = each
+        with site.http() as http:
+            return method, path, http.request(method, path, **({"json": body} if body else {})).status_code
+
+    with ThreadPoolExecutor(len(asked)) as threads:
+        answers = list(threads.map(ask, asked))
+    deleted = [status for method, path, status in answers if (method, path) == ("DELETE", f"/v1/vector_stores/{corpus}")]
+    assert deleted.count(200) >= 1
+    # 400: the file is still being read; 429: the catalogue is busy.
+    assert {status for *_, status in answers} <= {200, 400, 404, 429}, answers
+    with site.http() as http:
+        assert http.get(f"/v1/vector_stores/{corpus}").status_code == 404
+
+
+def test_an_accident_tells_the_number_under_which_it_is_logged(site: Site) -> None:
+    site.engine.fail_at = 0
+    body = {"model": "echo-1", "messages": [{"role": "user", "content": "hello"}]}
+    with site.http() as http:
+        whole = http.post("/v1/chat/completions", json=body, headers={"x-request-id": "mine-1"})
+        streamed = http.post("/v1/chat/completions", json={**body, "stream": True}, headers={"x-request-id": "mine-2"})
+    assert whole.status_code == 500
+    assert "mine-1" in whole.json()["error"]["message"]
+    assert "mine-2" in streamed.text
+    assert "secret text" not in whole.text + streamed.text
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/nowhere", "/auth/config", "/openapi.json"])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
 import httpx
 import pytest
 from api_kit import Site
+from described import closed
+from described import document as described
 from hypothesis import HealthCheck, Phase, given, settings
 
 from serving.api import openapi
+from serving.api.app import ROUTERS
+from serving.api.examples import BODIES
+from serving.api.json_body import StrictJSON
 
 EXAMPLES = 6  # of each route and kind
 # A request may be refused for what no schema can say (a message without text, a time zone that is none).
@@ -18,10 +24,9 @@ ACCEPTED = ["2xx", "400", "401", "403", "404", "409", "429"]
 
 
 @pytest.fixture
-def document(site: Site) -> dict[str, Any]:
-    with site.http("") as http:
-        made: dict[str, Any] = http.get("/openapi.json").json()
-        return made
+def document() -> dict[str, Any]:
+    """The same for every app, so made once; that it is what is served, one test says."""
+    return described()
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -41,7 +46,72 @@ def test_every_operation_tells_its_errors_its_key_and_an_example(document: dict[
         body = operation.get("requestBody", {}).get("content", {}).get("application/json")
         assert body is None or path.startswith(openapi.SIGNED) or "example" in body, where
     assert not {"HTTPValidationError", "ValidationError"} & document["components"]["schemas"].keys()
-    assert {path for _, path, _ in operations(document)} >= openapi.EXAMPLES.keys() | openapi.MEDIA.keys()
+    assert {path for _, path, _ in operations(document)} >= BODIES.keys() | openapi.MEDIA.keys()
+
+
+def test_every_operation_says_what_it_answers_with_an_example_of_it(document: dict[str, Any]) -> None:
+    """So a generated client is typed. Redirects alone answer nothing."""
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    components = closed(document["components"])
+    kinds = set()
+    for method, path, operation in operations(document):
+        where = (method, path)
+        [told] = [each for status, each in operation["responses"].items() if status in ("200", "302")]
+        content = told.get("content", {})
+        assert content or "302" in operation["responses"], where
+        for media, each in content.items():
+            assert each["schema"], where
+            if media != "application/json":
+                assert each["schema"]["type"] == "string", where
+                continue
+            assert set(each["schema"]) <= {"$ref", "anyOf"}, where
+            mistakes = jsonschema_rs.validator_for({**each["schema"], "components": components}).iter_errors(each["example"])
+            assert not [(error.instance_path, error.message) for error in mistakes], where
+            kinds |= {str(each["schema"])}
+    assert len(kinds) > 50
+    for name, schema in document["components"]["schemas"].items():
+        assert schema.get("enum") or schema["properties"] or schema["additionalProperties"], name
+        assert not {"-", "__"} & {name[i : i + n] for n in (1, 2) for i in range(len(name))}, f"two are called {name}"
+    names = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(names) == len(set(names))
+
+
+def test_what_a_stream_sends_is_described_too(site: Site, document: dict[str, Any]) -> None:
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    corpus = site.corpus_of("handbook", {"a.txt": "invoices are due in March"})
+    asked = {"messages": [{"role": "user", "content": "when?"}], "stream_options": {"include_usage": True}}
+    plain = {"model": "echo-1", "prompt": "some words"}
+    bodies = {"/v1/chat/completions": {"model": f"echo-1@{corpus}", **asked}, "/v1/completions": plain}
+    for path, body in bodies.items():
+        told = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+        valid = jsonschema_rs.validator_for({**told["contentSchema"], "components": closed(document["components"])})
+        with site.http() as http, http.stream("POST", path, json={**body, "stream": True}) as reply:
+            lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]"
+        assert len(lines) > 2
+        for line in lines[:-1]:
+            assert not [(error.instance_path, error.message) for error in valid.iter_errors(json.loads(line))], line
+
+
+def test_the_document_can_be_read_in_a_browser_that_runs_nothing(site: Site, document: dict[str, Any]) -> None:
+    with site.http("") as http:
+        page = http.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert "<script" not in page.text
+    assert "http://" not in page.text
+    for method, path, _ in operations(document):
+        assert f"<code>{method.upper()} {path}</code>" in page.text
+    assert "When are invoices due?" in page.text
+
+
+def test_the_document_is_of_the_routes_that_are_served(site: Site, document: dict[str, Any]) -> None:
+    """And the measure that all other tests hold answers to is that document."""
+    with site.http("") as http:
+        assert http.get("/openapi.json").json() == document
+    routes = [route for module in ROUTERS for route in module.router.routes if getattr(route, "include_in_schema", False)]
+    assert all(isinstance(route, StrictJSON) for route in routes)
+    assert {route.path_format for route in routes} == document["paths"].keys()
 
 
 def test_the_examples_are_understood(site: Site, document: dict[str, Any]) -> None:

@@ -368,3 +368,16 @@ def test_many_answers_make_one_row_and_few_writes(tmp_path: Path, monkeypatch: p
     assert writes == [1]
     assert work.count(UsageDay, UsageDay.answers == 500) == 1
     work.catalogue.close()
+
+
+def test_a_chat_page_s_own_tasks_are_counted_apart_from_the_corpus_chosen_there(site: Site) -> None:
+    corpus = site.corpus_of("handbook", {"a.txt": TEXT})
+    ask(site, corpus)
+    task = "### Task:\nGenerate a title.\n\n<chat_history>\nUSER: when are invoices due?\n</chat_history>"
+    with site.http() as http:
+        body = {"model": f"echo-1@{corpus}", "messages": [{"role": "user", "content": task}]}
+        http.post("/v1/chat/completions", json=body).raise_for_status()
+    site.parts.meter.flush()
+    results = [result for day in usage(site)["data"] for result in day["results"]]
+    counted = {(result["kind"], result["corpus_id"]): result["num_model_requests"] for result in results}
+    assert counted == {("answer", corpus): 1, ("task", None): 1}

@@ -126,10 +126,10 @@ def test_a_schema_that_is_not_understood_is_refused_before_anything_is_queued(si
         assert "\n" not in str(refused.value)
 
 
-def test_a_schema_that_proves_too_complex_is_the_caller_s_mistake(site: EngineSite) -> None:
+def test_a_schema_that_is_too_complex_is_refused_before_anything_is_queued(site: EngineSite) -> None:
     patterns = {f"p{n}": {"type": "string", "pattern": f"^[a-z]{{{n % 50 + 1}}}x$"} for n in range(1000)}
     with pytest.raises(UserError, match="too complex") as refused:
-        deltas(site, shape=Shape({"type": "object", "properties": patterns}), max_tokens=8)
+        site.engine.prepare(site.request(shape=Shape({"type": "object", "properties": patterns})))
     assert refused.value.code == "invalid_json_schema"
 
 
