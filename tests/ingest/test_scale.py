@@ -141,8 +141,6 @@ def test_a_turn_of_the_kv_queue_costs_the_same_however_many_rows_are_done(work: 
             assert len(batch.rows) == 1
             assert not settle(session, job)
         costs.append(steps.count)
-        with work.catalogue.write() as session:
-            session.execute(update(Job).where(Job.id == job).values(status="completed"))
     assert costs[1] < 3 * costs[0] + 50, costs
 
 
