@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 EXACT = 1024  # so many vectors, or those that pass a filter, are all compared exactly
 CANDIDATES = 512  # at least, of more than that
-LOOKED_AT_TWICE = 8  # times as many as are asked for
-WORD = 64  # bits
+LOOKED_AT_TWICE = 16  # times as many as are asked for
 
 
 def signs(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:

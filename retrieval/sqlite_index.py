@@ -247,7 +247,8 @@ def _first_permitted(
         if step > HOPELESS * (most - looked):
             break
         some = ranked[looked : min(looked + max(step, 64), most)]
-        found = np.concatenate([found, some[np.isin(some, rules.among(session, some.tolist()))]])
+        passed = rules.among(session, np.sort(some).tolist())  # in order, since a document's chunks lie together
+        found = np.concatenate([found, some[np.isin(some, passed)]])
         looked += len(some)
     return found[:wanted] if len(found) >= wanted or looked >= len(ranked) else None
 
