@@ -7,6 +7,7 @@ uploading, planning, parsing, cutting, embedding and indexing grow with what has
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
@@ -183,7 +184,8 @@ def memory() -> dict[str, float]:
 
 def _children(parent: int) -> Iterator[int]:
     for task in Path(f"/proc/{parent}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            yield from map(int, (task / "children").read_text().split())
 
 
 def _status(pid: str) -> dict[str, float]:
