@@ -60,7 +60,11 @@ class VLLM:
                 [str(PYTHON), str(Path(__file__).with_name("vllm_child.py")), json.dumps({**given, **options})],
                 env=environment, cwd=PYTHON.parents[3], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
-        self._read()
+        try:
+            self._read()
+        except AssertionError:
+            self.close()
+            raise
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
