@@ -13,8 +13,9 @@ from fixtures_models import CONFIGS, FAMILIES, NO_SYSTEM, Models, save_model, sa
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig
 
 from precompute.passes import ContiguousPass
-from precompute.reader import LABELS, PIECE, Reader, filler_passages, weights_fingerprint
+from precompute.reader import LABELS, PIECE, Reader, filler_passages
 from storage.errors import Stopping
+from storage.fingerprint import weights_fingerprint
 from storage.keys import kv_key
 from storage.types import KVProfile
 
