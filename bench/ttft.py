@@ -21,7 +21,8 @@ from rich.table import Table
 
 from bench.harness import console, drive, grounded, load_reader, store_by, write_record
 from precompute.frame import Turn
-from precompute.reader import Reader, filler_passages
+from precompute.reader import Reader
+from precompute.spec import filler_passages
 from serving.blend.assembly import Segment, assemble
 from serving.blend.methods import parse_method
 from serving.settings import codec_for

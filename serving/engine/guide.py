@@ -12,7 +12,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from precompute.reader import Reader
+from precompute.spec import ReaderSpec
 from serving.engine.types import Shape
 from storage.errors import UserError
 
@@ -52,7 +52,7 @@ class Constraint:
 class Guide:
     """Over one reader's tokens. The table of them is made at first use, which may take a second."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ReaderSpec) -> None:
         self._reader = reader
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
@@ -61,7 +61,7 @@ class Guide:
     def _tokens(self) -> LLTokenizer:
         with self._lock:
             if self._made is None:
-                size = int(self._reader.config.get_text_config().vocab_size)
+                size = self._reader.vocabulary
                 ends = sorted(self._reader.stop_ids)
                 self._made = from_tokenizer(self._reader.tokenizer.template, n_vocab=size, eos_token=ends)
             return self._made
