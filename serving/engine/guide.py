@@ -84,14 +84,18 @@ class Guide:
         return bytes(self._tokens.decode_bytes([token]))
 
 
-def _grammar(shape: Shape) -> str:
-    """llguidance's grammar. Raises UserError for what is no schema."""
+def lark(shape: Shape) -> str:
+    """The grammar in llguidance's own language. Raises UserError for what is no schema."""
     try:
         schema = json.dumps(_laid_out(shape.schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError("the schema is not JSON", code="invalid_json_schema") from error
     before, after = (f"{json.dumps(text)} " if text else "" for text in (shape.before, shape.after))
-    return LLMatcher.grammar_from_lark(f"start: {before}value {after}\nvalue: %json {schema}\n")
+    return f"start: {before}value {after}\nvalue: %json {schema}\n"
+
+
+def _grammar(shape: Shape) -> str:
+    return str(LLMatcher.grammar_from_lark(lark(shape)))
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
