@@ -13,7 +13,7 @@ import httpx
 import pytest
 from api_kit import SECRET, Site, make_parts, running
 from fixtures_models import Models
-from vllm_kit import Trouble, VLLMServer, VLLMSite, vllm_server, vllm_site
+from vllm_server_kit import Trouble, VLLMServer, VLLMSite, vllm_server, vllm_site
 
 from serving.api.app import build_app
 from serving.auth import ensure_admin_key

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fixtures_models import Models
-from vllm_kit import SECRET, Trouble, VLLMServer, VLLMSite, spec_of, vllm_server, vllm_site
+from vllm_server_kit import SECRET, Trouble, VLLMServer, VLLMSite, spec_of, vllm_server, vllm_site
 
 from precompute import reader as reader_module
 from serving.connector.asked import ask
