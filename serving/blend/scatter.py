@@ -13,8 +13,10 @@ from precompute.attention import attend, merge
 from precompute.passes import key_bias
 from precompute.reader import PIECE, Reader
 from serving.blend.assembly import Assembly, Steering
+from serving.blend.choosing import union
 
 GROUPS, MIN_GROUP = 3, 24
+PROBE_LAYER = 1  # whose value vectors tell how much a token deviates
 
 
 class PassDone(Exception):
@@ -104,12 +106,6 @@ def recompute(reader: Reader, assembly: Assembly, positions: torch.Tensor) -> Ge
     return logits
 
 
-def union(*positions: torch.Tensor) -> torch.Tensor:
-    """Sorted union of position sets."""
-    merged: torch.Tensor = torch.unique(torch.cat(positions))
-    return merged
-
-
 class WatchPass(ScatterPass):
     """Sums the attention that the last `watch` rows pay in layers [first, last) over heads and rows, then ends the pass.
 
@@ -137,19 +133,52 @@ class WatchPass(ScatterPass):
         self.attention += torch.exp(logits - lse.reshape(keys.shape[0], -1, 1)).sum((0, 1))
 
 
-def question_attention(
-    reader: Reader, assembly: Assembly, rows: int, first: int, last: int
-) -> Generator[None, None, torch.Tensor]:
-    """Attention [keys] of the prompt's last `rows` tokens in layers [first, last); yields between pieces."""
-    attention = torch.zeros(assembly.tokens, device=reader.device)
-    left = len(assembly.fresh)
-    for piece in torch.split(assembly.fresh, PIECE):
-        left -= len(piece)
-        watched = max(0, min(rows - left, len(piece)))  # the question may lie in several pieces
-        run = WatchPass(assembly.kv, piece, reader.query_heads, watched, first, last)
+class DeviationPass(ScatterPass):
+    """Runs the layers below the probe layer exactly and measures there, then ends the pass."""
+
+    deviation: torch.Tensor
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        if layer < PROBE_LAYER:
+            return super().attend(layer, q, k, v, scale)
+        stored = self._kv[layer, 1][:, self._positions].float()
+        self.deviation = (v[0].float() - stored).square().sum((0, 2))
+        raise PassDone
+
+
+class ReaderProbe:
+    """`Probe` over a reader's own buffer."""
+
+    def __init__(self, reader: Reader, assembly: Assembly) -> None:
+        self._reader, self._assembly = reader, assembly
+        self.layers = reader.layers
+
+    def question_attention(self, rows: int, first: int, last: int) -> Generator[None, None, torch.Tensor]:
+        """See `Probe`."""
+        reader, assembly = self._reader, self._assembly
+        attention = torch.zeros(assembly.tokens, device=reader.device)
+        left = len(assembly.fresh)
+        for piece in torch.split(assembly.fresh, PIECE):
+            left -= len(piece)
+            watched = max(0, min(rows - left, len(piece)))  # the question may lie in several pieces
+            run = WatchPass(assembly.kv, piece, reader.query_heads, watched, first, last)
+            try:
+                reader.forward(assembly.ids[piece], piece, run, logits=False)
+            except PassDone:
+                attention[: len(run.attention)] += run.attention
+            yield
+        return attention
+
+    def deviation(self) -> Generator[None, None, torch.Tensor]:
+        """See `Probe`."""
+        reader, assembly = self._reader, self._assembly
+        stored = assembly.stored
+        rows = union(assembly.fresh, stored)
+        probe = DeviationPass(assembly.kv, rows, reader.query_heads)
         try:
-            reader.forward(assembly.ids[piece], piece, run, logits=False)
+            reader.forward(assembly.ids[rows], rows, probe, logits=False)
         except PassDone:
-            attention[: len(run.attention)] += run.attention
+            pass
         yield
-    return attention
+        assembly.recomputed_token_layers += len(stored) * PROBE_LAYER
+        return probe.deviation[torch.isin(rows, stored)]

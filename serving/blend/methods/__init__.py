@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from precompute.reader import Reader
-from serving.blend.assembly import Assembly
+from serving.blend.choosing import Placed, Probe
 from serving.blend.methods.cacheblend import CacheBlend
 from serving.blend.methods.default import Default
 from serving.blend.methods.epic import Epic
@@ -17,6 +16,10 @@ from serving.blend.methods.full import Full
 from serving.blend.methods.question import Question
 from serving.blend.methods.reuse import Reuse
 from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from precompute.reader import Reader
+    from serving.blend.assembly import Assembly
 
 
 class Method(Protocol):
@@ -28,6 +31,10 @@ class Method(Protocol):
     stored_labels: bool  # True: the labels' KV is placed like a chunk's; False: labels are computed
 
     def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]: ...
+
+    def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
+        """Positions of stored tokens to be computed again, where something else than a reader computes."""
+        ...
 
 
 METHODS: MappingProxyType[str, Callable[[str], Method]] = MappingProxyType(

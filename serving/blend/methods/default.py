@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from precompute.reader import Reader
-from serving.blend.assembly import Assembly
+from serving.blend.choosing import Choosing, Placed, Probe
 from serving.blend.methods.arguments import nothing
 from serving.blend.methods.question import Question
 from serving.blend.methods.reuse import Reuse
@@ -23,7 +22,7 @@ WHOLE_UNTIL, NOTHING_FROM, ANCHORS_UNTIL = 2304, 3840, 6144  # prompt tokens
 
 
 @dataclass(frozen=True)
-class Default:
+class Default(Choosing):
     uses_stored = True
     stored_labels = True
 
@@ -32,10 +31,10 @@ class Default:
         nothing(argument)
         return cls()
 
-    def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
-        short = assembly.tokens <= ANCHORS_UNTIL
-        chosen = Question(recompute_share(assembly.tokens)) if short else Reuse()
-        return (yield from chosen.blend(reader, assembly))
+    def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
+        short = placed.tokens <= ANCHORS_UNTIL
+        chosen = Question(recompute_share(placed.tokens)) if short else Reuse()
+        return (yield from chosen.choose(placed, probe))
 
 
 def recompute_share(prompt_tokens: int) -> float:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from precompute.reader import Reader
-from serving.blend.assembly import Assembly
+from serving.blend.choosing import Choosing, Placed, Probe, union
 from serving.blend.methods.arguments import count
-from serving.blend.scatter import recompute, union
 
 
 @dataclass(frozen=True)
-class Epic:
+class Epic(Choosing):
     tokens: int
     uses_stored = True
     stored_labels = False
@@ -23,7 +21,8 @@ class Epic:
     def parse(cls, argument: str) -> Epic:
         return cls(count(argument))
 
-    def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
-        heads = [torch.arange(a, min(a + self.tokens, b), device=reader.device) for a, b in assembly.spans]
-        logits = yield from recompute(reader, assembly, union(assembly.fresh, *heads))
-        return logits
+    def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
+        yield from ()
+        device = placed.fresh.device
+        heads = [torch.arange(a, min(a + self.tokens, b), device=device) for a, b in placed.spans]
+        return union(placed.stored[:0], *heads)

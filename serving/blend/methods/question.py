@@ -15,17 +15,15 @@ from dataclasses import dataclass
 
 import torch
 
-from precompute.reader import Reader
-from serving.blend.assembly import Assembly
+from serving.blend.choosing import Choosing, Placed, Probe, union
 from serving.blend.methods.arguments import ratio
-from serving.blend.scatter import question_attention, recompute, union
 
 WATCHED = (0.53, 0.8)  # from, to: of the model's depth
 LEAD, BEST = 0.1, 0.6  # of the budget: for the tokens right behind the frame; at most for the retriever's first choice
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(Choosing):
     """`share` of the stored tokens; at 0 the anchors alone."""
 
     share: float
@@ -36,27 +34,26 @@ class Question:
     def parse(cls, argument: str) -> Question:
         return cls(ratio(argument))
 
-    def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
-        stored = assembly.stored
+    def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
+        stored = placed.stored
         budget = round(len(stored) * self.share)
-        chosen = union(assembly.anchors, stored[: int(LEAD * budget)], assembly.best[: int(BEST * budget)])
+        chosen = union(placed.anchors, stored[: int(LEAD * budget)], placed.best[: int(BEST * budget)])
         left = budget - len(chosen)
-        if left > 0 and assembly.plain and WATCHED[1] * len(assembly.fresh) > budget:
+        if left > 0 and placed.plain and WATCHED[1] * len(placed.fresh) > budget:
             # Much is new, and the question would cost more than what it chooses. Where a text begins it has changed most.
-            chosen = union(chosen, _first(assembly, chosen, left))
+            chosen = union(chosen, _first(placed, chosen, left))
         elif left > 0:
-            first = int(WATCHED[0] * reader.layers)
-            last = max(first + 1, round(WATCHED[1] * reader.layers))
-            question = int((assembly.fresh >= assembly.tail_start).sum())
-            attention = yield from question_attention(reader, assembly, question, first, last)
+            first = int(WATCHED[0] * probe.layers)
+            last = max(first + 1, round(WATCHED[1] * probe.layers))
+            question = int((placed.fresh >= placed.tail_start).sum())
+            attention = yield from probe.question_attention(question, first, last)
             attention[chosen] = -1.0
             chosen = union(chosen, stored[attention[stored].topk(left).indices])
-        logits = yield from recompute(reader, assembly, union(assembly.fresh, chosen))
-        return logits
+        return chosen
 
 
-def _first(assembly: Assembly, chosen: torch.Tensor, count: int) -> torch.Tensor:
+def _first(placed: Placed, chosen: torch.Tensor, count: int) -> torch.Tensor:
     """Of the stored tokens that are not chosen yet those nearest to the starts of their spans."""
-    starts = torch.cat([torch.arange(b - a, device=assembly.ids.device) for a, b in assembly.spans])
-    order = assembly.stored[starts.argsort(stable=True)]
+    starts = torch.cat([torch.arange(b - a, device=placed.fresh.device) for a, b in placed.spans])
+    order = placed.stored[starts.argsort(stable=True)]
     return order[~torch.isin(order, chosen)][:count]

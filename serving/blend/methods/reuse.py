@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from precompute.reader import Reader
-from serving.blend.assembly import Assembly
+from serving.blend.choosing import Choosing, Placed, Probe
 from serving.blend.methods.arguments import nothing
-from serving.blend.scatter import recompute
 
 
 @dataclass(frozen=True)
-class Reuse:
+class Reuse(Choosing):
     uses_stored = True
     stored_labels = False
 
@@ -23,5 +21,6 @@ class Reuse:
         nothing(argument)
         return cls()
 
-    def blend(self, reader: Reader, assembly: Assembly) -> Generator[None, None, torch.Tensor]:
-        return (yield from recompute(reader, assembly, assembly.fresh))
+    def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
+        yield from ()
+        return placed.stored[:0]
