@@ -33,18 +33,17 @@ class Kept:
     def __init__(self) -> None:
         self._told: OrderedDict[str, Any] = OrderedDict()
 
-    def keep(self, params: Any, told: Told) -> None:
-        """Of a request with these `kv_transfer_params`, whatever they are."""
-        plan = params.get(FIELD) if isinstance(params, Mapping) else None
+    def finished(self, params: Any, told: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The `kv_transfer_params` of the answer to a request that came with `params`, whatever they are; `told`: of its plan."""
+        if not isinstance(params, Mapping):
+            return told
+        if ASK in params:
+            asked = params[ASK]
+            return {ASK: self._told.pop(asked, None) if isinstance(asked, str) else None}
+        plan = params.get(FIELD)
         signature = plan.get("signature") if isinstance(plan, Mapping) else None
-        if isinstance(signature, str):
-            self._told[signature] = told.params()[FIELD]
+        if told is not None and isinstance(signature, str):
+            self._told[signature] = told[FIELD]
             while len(self._told) > MOST:
                 self._told.popitem(last=False)
-
-    def answer(self, params: Any) -> dict[str, Any] | None:
-        """The `kv_transfer_params` for who asks; None for who asks something else."""
-        if not isinstance(params, Mapping) or ASK not in params:
-            return None
-        asked = params[ASK]
-        return {ASK: self._told.pop(asked, None) if isinstance(asked, str) else None}
+        return told

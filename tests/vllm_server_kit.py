@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_kit import chunk
+from fixtures_models import retrieved
 
 from precompute.reader import Reader
 from precompute.spec import ReaderSpec
@@ -100,15 +100,14 @@ def _handler(server: VLLMServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             params = body.get("kv_transfer_params")
-            if (told := server.kept.answer(params)) is not None:
-                self.answer({"choices": [], "kv_transfer_params": told})
+            if "preread_told" in (params or {}):
+                self.answer({"choices": [], "kv_transfer_params": server.kept.finished(params, None)})
                 return
             server.bodies.append(body)
             server.tokens.append(self.headers.get("authorization"))
             if params is not None:
                 server.plans.append(verify(params, plan_secret(SECRET), body["prompt"], time.time()))
-                if server.told is not None:
-                    server.kept.keep(params, server.told)
+                server.kept.finished(params, server.told.params() if server.told else None)
             if body["model"] != server.name:
                 self.answer({"error": {"message": "no such model", "code": 404}}, 404)
             elif server.trouble.status != 200:
@@ -210,7 +209,7 @@ class VLLMSite:
 def keyed_chunks(lengths: Sequence[int] = TOKENS) -> tuple[RetrievedChunk, ...]:
     generator = torch.Generator().manual_seed(5)
     ids = [tuple(torch.randint(10, 400, (n,), generator=generator).tolist()) for n in lengths]
-    return tuple(chunk(n, i, f"{n:064x}") for n, i in enumerate(ids))
+    return tuple(retrieved(n, i, f"{n:064x}") for n, i in enumerate(ids))
 
 
 @cache
