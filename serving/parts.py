@@ -327,7 +327,7 @@ class Wiring(StorageParts):
         from serving.engine.vllm import VLLMEngine
 
         return VLLMEngine(
-            self.spec, self.settings.vllm_url, secret=self.secret, owners=self._owners, on_miss=self.missed,
+            self.spec, self.settings.vllm_url, secret=self.secret, owners=self._owners,
             max_requests=self.settings.max_requests, token=os.environ.get("VLLM_API_KEY", ""),
         )  # fmt: skip
 

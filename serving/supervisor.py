@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Child:
     started: float = 0.0
     start_at: float = 0.0
     falls: int = 0
+    leads: bool = False  # what it starts itself may outlive it, and is ended with it
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,10 @@ class Child:
             self.process.kill()
 
     def forget(self) -> None:
-        """Let go of a process that has ended."""
+        """Let go of a process that has ended, and of what it has left behind."""
+        if self.process is not None and self.leads:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
         self.process = None
@@ -143,7 +147,7 @@ class Supervisor:
 
     def _start_vllm(self, environment: Path, logs: Path, environ: dict[str, str]) -> None:
         argv = vllm_process.command(self.settings, environment)
-        child = Child("vllm", argv, logs / "vllm.log", vllm_process.environ(self.settings, environ))
+        child = Child("vllm", argv, logs / "vllm.log", vllm_process.environ(self.settings, environ), leads=True)
         self.children.append(child)
         child.start()
 

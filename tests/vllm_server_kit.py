@@ -26,7 +26,7 @@ from serving.connector.asked import Kept
 from serving.connector.plan import Plan, Told, plan_secret, verify
 from serving.engine.types import Delta, GenerateRequest, Message, Outcome
 from serving.engine.vllm import VLLMEngine
-from storage.types import Miss, RetrievedChunk
+from storage.types import RetrievedChunk
 
 SECRET = b"a master secret for tests only, 32 bytes"
 TOKENS = (30, 45, 60)
@@ -184,12 +184,11 @@ def vllm_server(reader: Reader, port: int = 0) -> Iterator[VLLMServer]:
 
 @dataclass
 class VLLMSite:
-    """The engine before a server, with three chunks that have keys. `missed`: what it has reported."""
+    """The engine before a server, with three chunks that have keys."""
 
     server: VLLMServer
     engine: VLLMEngine
     chunks: tuple[RetrievedChunk, ...]
-    missed: list[tuple[str, Miss]]
 
     def request(self, question: str = "How much is a ticket?", **changes: Any) -> GenerateRequest:
         return replace(GenerateRequest((Message("user", question),), self.chunks, max_tokens=12), **changes)
@@ -221,16 +220,10 @@ def spec_of(folder: Path) -> ReaderSpec:
 @contextmanager
 def vllm_site(server: VLLMServer, folder: Path, **options: Any) -> Iterator[VLLMSite]:
     """An engine that knows the model's folder only."""
-    missed: list[tuple[str, Miss]] = []
-
-    def on_miss(key: str, miss: Miss) -> str:
-        missed.append((key, miss))
-        return "repaired"
-
     owners = lambda keys: frozenset({("tenant-a", "group-a")})  # noqa: E731
-    engine = VLLMEngine(spec_of(folder), server.url, secret=SECRET, owners=owners, on_miss=on_miss, **options)
+    engine = VLLMEngine(spec_of(folder), server.url, secret=SECRET, owners=owners, **options)
     try:
-        yield VLLMSite(server, engine, keyed_chunks(), missed)
+        yield VLLMSite(server, engine, keyed_chunks())
     finally:
         engine.close()
 

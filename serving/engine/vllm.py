@@ -19,7 +19,6 @@ from serving.connector.asked import ask, read
 from serving.connector.plan import Plan, Told, cache_salt, plan_secret, sign
 from serving.engine import spans
 from serving.engine.admission import Admission
-from serving.engine.fetch import OnMiss
 from serving.engine.generation import Emitted
 from serving.engine.planner import Planner
 from serving.engine.types import ChunkNotReused, ChunkReused, GenerateRequest, Outcome, Report
@@ -29,11 +28,9 @@ from serving.engine.writer import TokenWriter
 from serving.passages import find_passages
 from serving.prompt import Passage, PromptPlan
 from storage.errors import EngineUnavailable, PrereadError, Stopping
-from storage.types import Miss
 
 log = logging.getLogger(__name__)
-MISSES = frozenset(map(str, Miss))
-ASKED_S = 2.0  # for what became of a plan; without it an answer is as good, and its report says less
+ASKED_S = 1.0  # for what became of a plan; without it an answer is as good, and its report says less
 FRESH_S = 5.0  # so long after a sign of life nobody asks for another one
 Owners = Callable[[Sequence[str]], frozenset[tuple[str, str]]]
 
@@ -68,16 +65,16 @@ class VLLMGeneration(Emitted):
 
 class VLLMEngine:
     """`Engine` over the vLLM at `url`, which serves the model in `reader`'s folder. `secret`: the installation's; `owners`:
-    tenant and sharing group of KV keys; `token`: vLLM's API key. `on_miss`: see `TorchEngine`."""
+    tenant and sharing group of KV keys; `token`: vLLM's API key. What is stored no longer, the connector has repaired."""
 
     def __init__(
-        self, reader: ReaderSpec, url: str, *, secret: bytes, owners: Owners, on_miss: OnMiss, max_requests: int = 8,
-        token: str = "", silence_s: float = SILENCE_S,
+        self, reader: ReaderSpec, url: str, *, secret: bytes, owners: Owners, max_requests: int = 8, token: str = "",
+        silence_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
         self.reader = reader
         self.model_id = reader.name
         self.full_prefill_reason = reader.full_prefill_reason
-        self._secret, self._owners, self._on_miss = secret, owners, on_miss
+        self._secret, self._owners = secret, owners
         self._planner = Planner(reader)
         self._admission = Admission(max_requests, 4 * max_requests)
         self._served: Served | None = None
@@ -224,7 +221,7 @@ class VLLMEngine:
         if writer.finish_reason is None and ended not in ("stop", "length"):
             raise EngineUnavailable("vLLM gave the answer up; try again in a few seconds")
         told = await self._told(params, served) if params else None
-        await asyncio.to_thread(self._settle, generation, told, last)
+        self._settle(generation, told, last)
         finish = writer.finish_reason or ended or "stop"
         generation.outcome = Outcome(
             writer.text, finish, generation.plan.tokens, writer.count, generation.plan.chunks, report
@@ -264,7 +261,7 @@ class VLLMEngine:
         """Complete the report by what the connector has told, or else by what vLLM counts."""
         report, plan, stored = generation.report, generation.plan, generation.prepared.stored
         if told is None:
-            told = Told(reused=_cached(last))
+            told = Told(reused=min(_cached(last), sum(span.length for span in stored.spans)) if stored else _cached(last))
             report.tokens_prefix = 0 if plan.frame else told.reused
         report.tokens_reused, report.tokens_recomputed = told.reused, told.recomputed
         report.tokens_computed = max(0, plan.tokens - told.reused - told.recomputed)
@@ -279,7 +276,7 @@ class VLLMEngine:
         elif chunk.kv_key is None:
             reason = "policy" if chunk.not_stored else "pending"
         elif (missed := told.missed.get(chunk.kv_key)) is not None:
-            reason = self._on_miss(chunk.kv_key, Miss(missed)) if missed in MISSES else missed
+            reason = missed
         elif told.refused:
             reason = "refused"
         else:

@@ -30,7 +30,7 @@ def site(tiny_models: Models) -> Iterator[tuple[VLLMServer, VLLMSite]]:
     with vllm_server(tiny_models.reader("llama")) as server:
         spec = spec_of(tiny_models.folder("llama"))
         owners = lambda keys: frozenset({("t", "g")})  # noqa: E731
-        engine = VLLMEngine(spec, server.url, secret=SECRET, owners=owners, on_miss=lambda key, miss: str(miss), max_requests=32)
+        engine = VLLMEngine(spec, server.url, secret=SECRET, owners=owners, max_requests=32)
         yield server, VLLMSite(engine, {300: keyed_chunks()}, os.getpid())
         engine.close()
 

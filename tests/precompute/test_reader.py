@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig
 
 from precompute.passes import ContiguousPass
 from precompute.reader import LABELS, PIECE, Reader
-from precompute.spec import filler_passages, weights_fingerprint
+from precompute.spec import filler_passages
 from storage.errors import Stopping
+from storage.fingerprint import weights_fingerprint
 from storage.keys import kv_key
 from storage.types import KVProfile
 

@@ -23,7 +23,6 @@ from serving.engine.types import Emphasis, GenerateRequest, Message, Shape
 from storage.errors import EngineUnavailable, Overloaded, PrereadError, Stopping, UserError
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
-from storage.types import Miss
 
 PLAIN = (Message("system", "Be brief."), Message("user", "Hello"), Message("assistant", "Hi"), Message("user", "And?"))
 OVERHEARD = "a turn that others must not be given"
@@ -229,7 +228,7 @@ def test_vllm_may_serve_less_than_the_model_has(vllm: VLLMSite) -> None:
 # --- what is told ---
 
 
-def test_the_report_says_what_the_connector_has_done_and_what_it_missed_is_owed_again(vllm: VLLMSite) -> None:
+def test_the_report_says_what_the_connector_has_done_and_what_it_missed(vllm: VLLMSite) -> None:
     keys = [str(each.kv_key) for each in vllm.chunks]
     missed, tiers = {keys[1]: "absent", keys[2]: "slow"}, {keys[0]: "memory"}
     vllm.server.told = Told(reused=40, recomputed=20, missed=missed, tiers=tiers, fetch_ms=2.0, blend_ms=9.0)
@@ -238,8 +237,7 @@ def test_the_report_says_what_the_connector_has_done_and_what_it_missed_is_owed_
     assert (report.tokens_reused, report.tokens_recomputed) == (40, 20)
     assert report.tokens_reused + report.tokens_recomputed + report.tokens_computed == outcome.prompt_tokens
     assert [(each.chunk_id, each.tier) for each in report.reused] == [(0, "memory")]
-    assert [(each.chunk_id, each.reason) for each in report.not_reused] == [(1, "repaired"), (2, "slow")]
-    assert vllm.missed == [(keys[1], Miss.ABSENT)]
+    assert [(each.chunk_id, each.reason) for each in report.not_reused] == [(1, "absent"), (2, "slow")]
     assert report.ms["fetch"] == 2.0
     assert report.ms["blend"] == 9.0
     assert 0 < report.ms["first_token"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,6 +25,15 @@ import json, os, sys, time
 with open(os.environ["TOLD"] + ".part", "w") as out:
     json.dump([os.getpid(), sys.argv[1:], dict(os.environ)], out)
 os.rename(os.environ["TOLD"] + ".part", os.environ["TOLD"])
+time.sleep(120)
+"""
+# Starts what outlives it.
+LEADER = """#!{python}
+import os, subprocess, sys, time
+process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+with open("{told}.part", "w") as out:
+    out.write(str(process.pid))
+os.rename("{told}.part", "{told}")
 time.sleep(120)
 """
 
@@ -102,6 +112,29 @@ def test_it_ends_when_what_started_it_is_killed(folder: Path, tmp_path: Path) ->
     end = time.monotonic() + 30
     while _alive(pid):
         assert time.monotonic() < end, "it outlives its parent"
+        time.sleep(0.05)
+
+
+def test_what_it_has_started_is_not_left_behind_when_it_is_killed(folder: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    (folder / "bin" / "vllm").write_text(LEADER.format(python=sys.executable, told=str(told)))
+    supervisor = Supervisor(settings(tmp_path), lambda _said: None, vllm=folder)
+    supervisor._start_vllm(folder, tmp_path / "logs", dict(os.environ))
+    [child] = supervisor.children
+    assert child.process is not None
+    until(told.exists)
+    engine = int(told.read_text())
+    child.process.kill()
+    child.process.wait()
+    assert _alive(engine)
+    child.tend(lambda _said: None)
+    until(lambda: not _alive(engine))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
         time.sleep(0.05)
 
 
