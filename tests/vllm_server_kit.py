@@ -30,6 +30,7 @@ from storage.types import RetrievedChunk
 
 SECRET = b"a master secret for tests only, 32 bytes"
 TOKENS = (30, 45, 60)
+SILENT_S = 20.0
 
 
 @dataclass
@@ -145,7 +146,7 @@ def _handler(server: VLLMServer) -> type[BaseHTTPRequestHandler]:
             if how == "error":
                 self.event({"error": {"message": "EngineCore died: secret text of a document", "code": 500}})
             elif how == "silence":
-                time.sleep(20)
+                time.sleep(SILENT_S)
             elif how == "break":
                 self.connection.shutdown(socket.SHUT_RDWR)
 

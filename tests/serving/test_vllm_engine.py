@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fixtures_models import Models
-from vllm_server_kit import SECRET, Trouble, VLLMServer, VLLMSite, spec_of, vllm_server, vllm_site
+from vllm_server_kit import SECRET, SILENT_S, Trouble, VLLMServer, VLLMSite, spec_of, vllm_server, vllm_site
 
 from precompute import reader as reader_module
 from serving.connector.asked import ask
@@ -346,6 +346,22 @@ def test_cancelling_makes_vllm_give_the_answer_up_and_frees_its_place(vllm: VLLM
     asyncio.run(ask())
     assert vllm.server.given_up.wait(20)
     until(lambda: not vllm.engine._admission.live())
+
+
+def test_a_cancelled_answer_that_vllm_has_not_begun_is_not_waited_for(vllm: VLLMSite) -> None:
+    vllm.server.trouble = Trouble(after=0, how="silence")
+
+    async def ask() -> None:
+        request = vllm.request()
+        generation = vllm.engine.submit(request, await asyncio.to_thread(vllm.engine.prepare, request))
+        while not vllm.server.bodies:
+            await asyncio.sleep(0.01)
+        generation.cancel()
+        with pytest.raises(PrereadError, match="cancelled"):
+            await exhausted(aiter(generation))
+
+    asyncio.run(ask())
+    until(lambda: not vllm.engine._admission.live(), SILENT_S / 2)
 
 
 def test_a_stop_sequence_that_vllm_has_not_seen_ends_its_work_too(vllm: VLLMSite) -> None:
