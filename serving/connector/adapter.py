@@ -33,7 +33,7 @@ from serving.connector.asked import Kept
 from serving.connector.blending import Hook
 from serving.connector.director import Asked, Director, Heard, Orders
 from serving.connector.fetching import Fetches
-from serving.connector.obstacles import SUPPORTED, obstacle, rope_obstacle
+from serving.connector.obstacles import check_start, obstacle, rope_obstacle
 from serving.connector.parts import ConnectorParts, own_profile
 from serving.connector.rank import BrokenRank, Rank
 from serving.connector.saving import Saver
@@ -94,10 +94,7 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """One in the scheduler, one in each worker."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        if not vllm.__version__.startswith(SUPPORTED):
-            raise ValueError(f"Preread's connector is made for vLLM {SUPPORTED}x; this is vLLM {vllm.__version__}.")
-        if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
-            raise ValueError('Preread\'s connector needs "kv_load_failure_policy": "recompute" in --kv-transfer-config.')
+        check_start(vllm.__version__, vllm_config.kv_transfer_config.kv_load_failure_policy)
         super().__init__(vllm_config, role, kv_cache_config)
         self._kept = Kept()
         self._parts = ConnectorParts(vllm_config.kv_transfer_config.kv_connector_extra_config)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from storage.errors import UserError
+
 SUPPORTED = "0.32."  # the versions of vLLM begin with this
 # Rotations whose angles depend on the position alone, by the name of vLLM's class.
 ROPES = frozenset({"RotaryEmbedding", "LinearScalingRotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding"})
+
+
+def check_start(version: str, failure_policy: str) -> None:
+    """Raises UserError where vLLM is not to be started with the connector at all."""
+    if not version.startswith(SUPPORTED):
+        raise UserError(f"Preread's connector is made for vLLM {SUPPORTED}x, and this is vLLM {version}: install that one.")
+    if failure_policy != "recompute":
+        raise UserError('Preread\'s connector needs "kv_load_failure_policy": "recompute" in --kv-transfer-config.')
 
 
 def obstacle(config: Any, kv_cache_config: Any) -> str:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from precompute.rope import Rope
-from serving.connector.obstacles import obstacle, rope_obstacle
+from serving.connector.obstacles import check_start, obstacle, rope_obstacle
 from serving.connector.transfer import LAYOUTS, Heads, Pages, find_layout
+from storage.errors import UserError
 
 LAYERS, BLOCKS, BLOCK, DIM = 2, 9, 16, 8
 TABLE = torch.tensor([5, 1, 7])
@@ -130,6 +131,14 @@ def test_what_cannot_be_blended_is_computed_in_full_with_the_reason(changes: dic
     assert word in reason
     assert bool(reason) == bool(word)
     assert not reason or reason.endswith("prompts are computed in full.")
+
+
+def test_another_vllm_or_one_that_fails_on_a_lost_load_is_not_started() -> None:
+    check_start("0.32.0", "recompute")
+    with pytest.raises(UserError, match=r"made for vLLM 0\.32\.x, and this is vLLM 0\.31\.2"):
+        check_start("0.31.2", "recompute")
+    with pytest.raises(UserError, match="kv_load_failure_policy"):
+        check_start("0.32.1", "fail")
 
 
 def rotary(name: str, neox: bool = True) -> Any:

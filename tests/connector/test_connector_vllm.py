@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from vllm_kit import BLOCK, VLLM, Answer, Installation, gap
 
+from serving.connector.rank import IDLE_WAIT_S
 from storage.types import Miss
 
 EXACT = 1e-4  # of log-probabilities, in fp32
@@ -149,6 +151,20 @@ def test_a_plan_of_another_model_or_of_an_unknown_method_is_refused(vllm: VLLM, 
     for answer, word in zip(answers, ("weights", "dtype", "unknown method", "uses no stored KV"), strict=True):
         assert word in answer.told.refused
         assert answer.tokens == answers[0].tokens
+
+
+def test_others_go_on_while_chunks_are_awaited_and_nobody_polls(vllm: VLLM, installation: Installation) -> None:
+    [slow] = installation.stored(1, seed=77)
+    prompt = installation.prompt("What takes so long?", (installation.chunks[0], slow))
+    vllm.do("stall", seconds=2)
+    begun = time.monotonic()
+    plain, blended = vllm.run(installation.request(prompt), installation.request(prompt, installation.plan(prompt, "reuse")))
+    elapsed = time.monotonic() - begun
+    vllm.do("stall", seconds=0)
+    assert elapsed > 2
+    assert plain.step < blended.step < 60 + elapsed / IDLE_WAIT_S
+    assert blended.told.fetch_ms > 2000
+    assert blended.tokens == installation.torch_tokens(prompt, "reuse", 8)
 
 
 # --- what is given up ---------------------------------------------------------------------------------------------------

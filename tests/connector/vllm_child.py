@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 ANSWERS = os.fdopen(os.dup(1), "w")
@@ -37,7 +38,7 @@ class Engine:
         """Each request begins at step `at` and, where it says so, is aborted at step `abort`."""
         from vllm import SamplingParams
 
-        first, outputs, aborted = self.steps, {}, set()
+        first, outputs, aborted = self.steps, dict[str, Any](), set()
         while len(outputs) + len(aborted - outputs.keys()) < len(requests) or self.engine.has_unfinished_requests():
             now = self.steps - first
             for each in requests:
@@ -55,9 +56,9 @@ class Engine:
                     aborted.add(each["id"])
             for output in self.engine.step():
                 if output.finished:
-                    outputs[output.request_id] = output
+                    outputs[output.request_id] = {**shown(output), "step": now}
             self.steps += 1
-        return {"steps": self.steps - first, **{name: shown(output) for name, output in outputs.items()}}
+        return outputs
 
     def counts(self) -> dict[str, Any]:
         """What is held when nothing runs. Two steps more than it took, so that what was given up is given back."""
@@ -71,6 +72,19 @@ class Engine:
             "scheduler": self.scheduler.connector.counts, "worker": worker.counts, "requests": len(self.scheduler.requests),
             "blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "preempted": self.preempted,
         }
+
+    def stall(self, seconds: float) -> dict[str, Any]:
+        """From now on each object takes so long to be read."""
+        from storage.folder import FolderStore
+
+        self.read = getattr(self, "read", FolderStore.read_all)
+
+        def read_all(*given: Any) -> int:
+            time.sleep(seconds)
+            return self.read(*given)
+
+        FolderStore.read_all = read_all
+        return {"done": True}
 
     def reset(self) -> dict[str, Any]:
         """Forget the prefix cache."""
@@ -99,6 +113,8 @@ def main() -> None:
         order = json.loads(line)
         answer = getattr(engine, order.pop("do"))(**order)
         print(json.dumps(answer), file=ANSWERS, flush=True)
+    engine.engine.engine_core.shutdown()
+    os._exit(0)  # without waiting for what libraries clean up
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ class Answer:
     params: Any
     cached: int | None
     reason: str
+    step: int = 0  # of the engine, in which it ended
 
     @property
     def told(self) -> Told:
@@ -169,6 +170,14 @@ class Installation:
         if plan is not None:
             made |= {"params": sign(plan, plan_secret(SECRET.encode())), "salt": cache_salt(plan)}
         return made | changes
+
+    def saving(self, chunk: Sequence[int], key: str) -> dict[str, Any]:
+        """A request that has a chunk read behind the reader's own prefix, and stored."""
+        start = len(self.reader.prefix_ids)
+        save = Span(start, len(chunk), key, token_hash(chunk))
+        empty = self.prompt("?")
+        plan = replace(self.plan(empty, "reuse"), spans=(), saves=(save,), tail_start=0)
+        return {**self.request(empty, plan), "prompt": [*self.reader.prefix_ids, *chunk], "salt": None}
 
     def torch_tokens(self, prompt: PromptPlan, method: str, count: int, lacking: Sequence[int] = ()) -> list[int]:
         """Greedy tokens of our own engine's blend; `lacking`: chunks, by their place, without stored KV."""
