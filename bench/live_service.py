@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from serving import vllm_process
 from serving.cli_client import TERMINAL, Api
 from serving.cli_server import check_model, first_key
 from serving.local_broker import free_port
@@ -68,23 +69,31 @@ def running_service(url: str, key: str) -> Iterator[Service]:
 
 
 @contextmanager
-def started_service(folder: Path, model: str | None, names: Sequence[str] = ALL, **changes: Any) -> Iterator[Service]:
-    """The processes of `names` by the environment's settings, on a folder that is emptied first. Raises UserError."""
+def started_service(
+    folder: Path, model: str | None, names: Sequence[str] = ALL, vllm: Path | None = None, **changes: Any
+) -> Iterator[Service]:
+    """The processes of `names` by the environment's settings, on a folder that is emptied first; `vllm`: an environment with
+    vLLM, which is started as their engine. Raises UserError."""
     shutil.rmtree(folder, ignore_errors=True)
     given = load_settings(model=model)
     check_model(given)
     chosen = str(given.data_dir / "models" / "SmolLM2-135M-Instruct-bf16") if given.model == "embedded" else given.model
+    if vllm is not None:
+        changes |= {"engine": "vllm", "vllm_url": f"http://127.0.0.1:{free_port()}"}
     settings = replace(given, data_dir=folder.resolve(), host="127.0.0.1", port=free_port(), model=chosen, **changes)
     key = first_key(settings)
     assert key is not None
     address, environ = f"http://127.0.0.1:{settings.port}", environment(settings)
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        for name in names:
+        commands = {name: [sys.executable, "-m", "serving.cli", name, "--supervised"] for name in names}
+        if vllm is not None:
+            commands["vllm"] = vllm_process.command(settings, vllm)
+            environ = vllm_process.environ(settings, environ)
+        for name, command in commands.items():
             with (folder / f"{name}.log").open("wb") as log:
-                command = [sys.executable, "-m", "serving.cli", name, "--supervised"]
                 processes[name] = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log)
-        _wait_until_ready(address, processes["serve"], folder / "serve.log")
+        _wait_until_ready(address, processes, folder)
         with running_service(address, key) as service:
             yield replace(service, pids={name: process.pid for name, process in processes.items()})
     finally:
@@ -100,15 +109,21 @@ def started_service(folder: Path, model: str | None, names: Sequence[str] = ALL,
                 process.stdin.close()
 
 
-def _wait_until_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_ready(address: str, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path) -> None:
     end = time.monotonic() + READY_SECONDS
-    while time.monotonic() < end and process.poll() is None:
+    needed = [name for name in ("serve", "vllm") if name in processes]
+    path = "readyz" if "vllm" in processes else "healthz"  # the rest needs no waiting for
+    ended: list[str] = []
+    while time.monotonic() < end and not ended:
         try:
-            if httpx.get(f"{address}/healthz", timeout=5).status_code == 200:
+            if httpx.get(f"{address}/{path}", timeout=5).status_code == 200:
                 return
         except httpx.TransportError:
-            time.sleep(0.2)
-    raise UserError(f"the API did not start: {last_line(log)}")
+            pass
+        time.sleep(0.2)
+        ended = [name for name in needed if processes[name].poll() is not None]
+    name = (ended or needed)[-1]
+    raise UserError(f"{'vLLM' if name == 'vllm' else 'the API'} did not start: {last_line(folder / f'{name}.log')}")
 
 
 def memory_mib(pid: int) -> float:

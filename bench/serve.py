@@ -24,9 +24,10 @@ SHARES = ("p50", "p95", "p99")
 
 def run(
     *, rates: list[float], methods: list[str], seconds: float, ttft_limit: float, answer_tokens: int, url: str | None,
-    key: str | None, out: Path | None, workdir: Path, model: str | None = None, seed: int = 0,
+    key: str | None, out: Path | None, workdir: Path, model: str | None = None, seed: int = 0, vllm: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Offer `rates` requests a second of each method, `seconds` at a time; print a table, return the record."""
+    """Offer `rates` requests a second of each method, `seconds` at a time; print a table, return the record. `vllm`: an
+    environment with vLLM, which is the engine then; `full` is vLLM with its own prefix cache."""
     if not rates or min(rates) <= 0 or seconds <= 0 or sum(rates) * seconds * ROUNDS * len(methods) > MOST:
         raise UserError(f"rates and seconds are positive, and make up {MOST} requests at most")
     if bool(url) != bool(key):
@@ -35,11 +36,12 @@ def run(
         if url and key:
             service = stack.enter_context(running_service(url, key))
         else:
-            service = stack.enter_context(started_service(workdir / "serve", model))
+            service = stack.enter_context(started_service(workdir / "serve", model, vllm=vllm))
         bodies = _bodies(service, answer_tokens)
         rows = [row for rate in rates for row in _rate(service, bodies, rate, methods, seconds, ttft_limit, seed)]
         record = {
-            "benchmark": "serve", "model": service.model(), "seconds": seconds, "rounds": ROUNDS, "seed": seed,
+            "benchmark": "serve", "engine": "vllm" if vllm else "torch", "model": service.model(), "seconds": seconds,
+            "rounds": ROUNDS, "seed": seed,
             "ttft_limit_s": ttft_limit, "answer_tokens": answer_tokens, "rows": rows, "load": os.getloadavg()[0],
         }  # fmt: skip
     _print(record)

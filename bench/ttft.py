@@ -21,7 +21,8 @@ from rich.table import Table
 
 from bench.harness import console, drive, grounded, load_reader, store_by, write_record
 from precompute.frame import Turn
-from precompute.reader import Reader, filler_passages
+from precompute.reader import Reader
+from precompute.spec import ReaderSpec, filler_passages
 from serving.blend.assembly import Segment, assemble
 from serving.blend.methods import parse_method
 from serving.settings import codec_for
@@ -81,7 +82,7 @@ class Prompt:
         return seconds, assembly.recomputed_token_layers / stored_layers if stored_layers else 0.0
 
 
-def chunks_for(reader: Reader, tokens: int) -> list[list[int]]:
+def chunks_for(reader: ReaderSpec, tokens: int) -> list[list[int]]:
     """Different chunks of CHUNK_TOKENS tokens, so many that the whole prompt has about `tokens`."""
     room = tokens - len(reader.format.frame) - len(reader.format.tail([Turn("user", QUESTION)]))
     label = len(reader.format.label(10))

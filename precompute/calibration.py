@@ -18,7 +18,8 @@ from types import MappingProxyType
 import torch
 
 from precompute.passes import ContiguousPass
-from precompute.reader import PIECE, Reader, filler_passages
+from precompute.reader import PIECE, Reader
+from precompute.spec import ReaderSpec, filler_passages
 from storage.codecs.basis import Basis
 from storage.codecs.shelf import CodecShelf
 from storage.codecs.transform import Transform
@@ -33,7 +34,7 @@ TOKENS = 1024  # that are read; more of them move the figures by less than anoth
 VERSION = 1  # of how a basis is made: another one makes another basis, which a new note points to
 
 
-def use_codec(reader: Reader, name: str, shelf: CodecShelf) -> None:
+def use_codec(reader: ReaderSpec, name: str, shelf: CodecShelf) -> None:
     """Let what `reader` compiles be stored by the codec of this name, one of CODEC_NAMES, and by the others where it is
     asked for them. A basis is made when it is first asked for. Raises StorageUnavailable."""
     if reader.full_prefill_reason:
@@ -50,7 +51,7 @@ def use_codec(reader: Reader, name: str, shelf: CodecShelf) -> None:
     reader.profile = reader.stored_as(name)
 
 
-def basis_codec(reader: Reader, shelf: CodecShelf, name: str) -> Transform:
+def basis_codec(reader: ReaderSpec, shelf: CodecShelf, name: str) -> Transform:
     """The transform codec of this model called `name` in STEPS: with the basis that the store holds, or one made now.
 
     The note in the store, not the calculation, says which: another machine's rounding would make another basis, whose
@@ -59,11 +60,16 @@ def basis_codec(reader: Reader, shelf: CodecShelf, name: str) -> Transform:
     purpose = hashlib.sha256(repr((VERSION, STEPS[name], replace(reader.profile, codec=""))).encode()).hexdigest()
     codec = shelf.noted(purpose)
     if not isinstance(codec, Transform):  # none yet, or damaged: made again, on the same machine it is the same
-        made = shelf.add(calibrate(reader, *STEPS[name]))
+        made = shelf.add(calibrate(_loaded(reader), *STEPS[name]))
         shelf.note(purpose, made)
         time.sleep(SETTLE_S)
         codec = shelf.noted(purpose)
     return codec if isinstance(codec, Transform) else made
+
+
+def _loaded(reader: ReaderSpec) -> Reader:
+    """It, or for as long as this takes one with weights."""
+    return reader if isinstance(reader, Reader) else Reader(reader.folder, dtype=reader.profile.dtype)
 
 
 class _Listening(ContiguousPass):

@@ -9,7 +9,8 @@ import logging
 
 import torch
 
-from precompute.reader import Reader, filler_passages
+from precompute.reader import Reader
+from precompute.spec import filler_passages
 
 log = logging.getLogger(__name__)
 SHIFT = 96

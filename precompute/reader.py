@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from precompute import attention
-from precompute.frame import PromptFormat
 from precompute.passes import ContiguousPass, PackedPass
-from precompute.rope import Rope, rope_type
-from precompute.tokenizer import ReaderTokenizer
-from storage.conditioning import Reading, rows
-from storage.errors import ModelUnsupported, UserError
-from storage.fingerprint import weights_fingerprint
-from storage.types import KVProfile
+from precompute.rope import Rope
+from precompute.spec import DEFAULT_FILLER, ReaderSpec, filler_passages
+from storage.conditioning import Reading
+from storage.errors import UserError
 
 log = logging.getLogger(__name__)
 PIECE = 512  # rows of one forward pass while prefilling
 LABELS = 24  # whose KV is kept ready; those of further passages are computed with the prompt
-DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
 
 
 def check_device(device: str) -> None:
@@ -39,21 +33,14 @@ def check_device(device: str) -> None:
         raise UserError(f"PREREAD_DEVICE={device} cannot be used here: {reason}") from None
 
 
-class Reader:
-    """One loaded model. `compile` and `forward` are to be called by one thread at a time.
-
-    `full_prefill_reason` is None when chunks' KV may be blended; otherwise it says why not, and `profile` is not used."""
+class Reader(ReaderSpec):
+    """One loaded model. `compile` and `forward` are to be called by one thread at a time."""
 
     def __init__(
         self, folder: Path, *, device: str = "cpu", dtype: str = "bfloat16", codec: str = "raw", filler: int = DEFAULT_FILLER
     ) -> None:
-        self.folder = folder
-        self.name = folder.name
+        super().__init__(folder, dtype=dtype, codec=codec, filler=filler)
         self.device, self.dtype = torch.device(device), getattr(torch, dtype)
-        self.tokenizer = ReaderTokenizer(folder)
-        self.format = PromptFormat(self.tokenizer)
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        self.full_prefill_reason = blending_obstacle(config)
         implementation = None if self.full_prefill_reason else attention.NAME  # None: the model's own best
         attention.register()
         factory: Any = AutoModelForCausalLM  # its methods are not typed
@@ -61,15 +48,7 @@ class Reader:
             folder, dtype=self.dtype, attn_implementation=implementation, local_files_only=True
         )
         self.model.to(self.device).eval()
-        self.config = config
-        self.max_positions = int(config.max_position_embeddings)
-        self.layers = int(config.num_hidden_layers)
-        self.query_heads = int(config.num_attention_heads)
-        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        self.stop_ids = frozenset(_end_tokens(self.model.generation_config.eos_token_id, self.tokenizer))
         self.prefill_tokens_per_s: float | None = None  # a moving average, over pieces of prefill
-        self.codec_named: Callable[[str], str] = str  # as a profile has it; see calibration.use_codec
         self.check: Callable[[], None] = lambda: None  # raises to end a compile before its time
         self._lock = threading.Lock()
         self._prefix: torch.Tensor | None = None
@@ -79,38 +58,11 @@ class Reader:
             log.warning("model %s is served by full prefill: %s", self.name, self.full_prefill_reason)
             return
         self.rope = Rope(self.model.base_model.rotary_emb, self.max_positions, self.device)
-        self._filler = filler
-        self.prefix_ids = self._prefix_tokens(filler)
-        self.profile = self._profile(dtype, codec, filler)
 
     def refuse_blending(self, reason: str) -> None:
         """Serve this model by full prefill from now on, through its own attention and cache."""
         self.full_prefill_reason = reason
         self.model.set_attn_implementation(self.model.get_correct_attn_implementation(None))
-
-    def _prefix_tokens(self, filler: int) -> list[int]:
-        ids = list(self.format.frame)
-        passages = filler_passages()[:filler]
-        for number, passage in enumerate(passages, 1):
-            ids += self.format.label(number) + self.tokenizer.encode(passage)
-        return ids + self.format.label(len(passages) + 1)
-
-    def _profile(self, dtype: str, codec: str, filler: int) -> KVProfile:
-        digest = hashlib.sha256(repr(self.prefix_ids).encode()).hexdigest()[:32]
-        return KVProfile(
-            model=self.name, weights=weights_fingerprint(self.folder), tokenizer=self.tokenizer.fingerprint,
-            frame=self.format.frame_hash, conditioning=f"filler:{filler}:{digest}", codec=codec, dtype=dtype,
-            layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim,
-        )  # fmt: skip
-
-    def stored_as(self, codec: str | None) -> KVProfile:
-        """The profile of KV that a rule has stored with another codec, one of CODEC_NAMES; None: with the reader's own.
-        Raises StorageUnavailable where its basis cannot be had."""
-        return self.profile if codec is None else replace(self.profile, codec=self.codec_named(codec))
-
-    def fits(self, reading: Reading) -> bool:
-        """Whether it can be read behind frame and filler within the model's context."""
-        return len(self.prefix_ids) + rows(reading) <= self.max_positions
 
     def buffer(self, tokens: int) -> torch.Tensor:
         """An unwritten KV buffer [layers, 2, kv_heads, tokens, head_dim]."""
@@ -244,33 +196,3 @@ class Reader:
         kv[:, 0] = self.rope.unplace(kv[:, 0], torch.arange(len(ids), device=self.device))
         ends = [start + len(self.format.label(number)) for number, start in enumerate(starts, 1)]
         return [kv[:, :, :, a:b].clone() for a, b in zip(starts, ends, strict=True) if b <= len(ids)]
-
-
-def _end_tokens(configured: int | list[int] | None, tokenizer: ReaderTokenizer) -> set[int]:
-    ids = {configured} if isinstance(configured, int) else set(configured or ())
-    return ids | ({tokenizer.template.eos_token_id} - {None})
-
-
-def blending_obstacle(config: Any) -> str | None:
-    """Why this model's state cannot be placed and recomputed token by token, or None."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        return f"layers of type {', '.join(sorted(kinds - {'full_attention'}))}"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return "sliding-window attention"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "soft-capped attention logits"
-    if getattr(config, "max_position_embeddings", None) is None or not hasattr(config, "rope_parameters"):
-        return "no rotary position embedding"
-    if any(isinstance(value, dict) for value in (config.rope_parameters or {}).values()):
-        return "rotations that differ from layer to layer"
-    try:
-        rope_type(config)
-    except ModelUnsupported as error:
-        return str(error)
-    return None
-
-
-def filler_passages() -> list[str]:
-    """Neutral passages that stand before a chunk when it is compiled, so that it does not take itself for the first."""
-    return (Path(__file__).parent / "filler.txt").read_text(encoding="utf-8").strip().split("\n\n")

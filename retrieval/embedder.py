@@ -31,6 +31,7 @@ FINGERPRINTED = (
     "*/config.json",
 )
 PADDED_TOKENS = 1024  # of a batch on a processor, padding included: more at once is no faster there, and pads more
+WIDTHS = 16  # a batch is so many tokens wide, or a multiple: a processor's kernels keep memory for every shape they have seen
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class SentenceEmbedder:
         import torch
 
         tokenizer = self._model.tokenizer
-        width = max(map(len, batch))
+        width = -(-max(map(len, batch)) // WIDTHS) * WIDTHS
         ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
         mask = torch.zeros_like(ids)
         for row, one in enumerate(batch):

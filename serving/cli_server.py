@@ -17,6 +17,7 @@ from storage.errors import ModelUnsupported, UserError
 
 Port = Annotated[int | None, typer.Option(help="Port to listen on; default: PREREAD_PORT or 8321.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: PREREAD_HOST or 127.0.0.1.")]
+VLLM = Annotated[Path | None, typer.Option("--vllm", help="Environment with vLLM (make vllm), which is started as the engine.")]
 Supervised = Annotated[bool, typer.Option("--supervised", hidden=True)]
 
 
@@ -25,15 +26,15 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def up(port: Port = None, host: Host = None, as_json: Json = False) -> None:
+def up(port: Port = None, host: Host = None, as_json: Json = False, vllm: VLLM = None) -> None:
     """Start the broker, the API, a worker and the beat on this machine; Ctrl-C ends them."""
     from serving.supervisor import AlreadyRunning, supervised
 
-    settings = load_settings(port=port, host=host)
+    settings = load_settings(port=port, host=host, engine="vllm" if vllm else None)
     check_policy(settings)
     key = first_key(settings)
     try:
-        with supervised(settings, note, lambda: _prepared(settings)) as supervisor:
+        with supervised(settings, note, lambda: _prepared(settings), vllm) as supervisor:
             if not supervisor.stopping.is_set():
                 show(
                     _welcome(settings, supervisor.address, key), as_json, lambda w: _welcome_text(settings, w)

@@ -6,6 +6,7 @@ Nothing heavy is loaded before it is needed: an idle worker loads no model, and 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
+from sqlalchemy import select
 
 from ingest.deletes import Deleter
 from ingest.tasks import INGEST
@@ -22,7 +24,7 @@ from serving.celery_app import broker_url, build_celery, check_broker, ringer
 from serving.settings import Settings
 from serving.storage_parts import StorageParts
 from storage.catalogue.facts import codecs_of
-from storage.catalogue.schema import Corpus, Document
+from storage.catalogue.schema import Corpus, Document, KVObject
 from storage.conditioning import Reading
 from storage.errors import Stopping, UserError
 from storage.keys import group_secret, kv_key
@@ -39,11 +41,13 @@ if TYPE_CHECKING:
     from ingest.worker import IngestWorker
     from precompute.queue import KVQueue
     from precompute.reader import Reader
+    from precompute.spec import ReaderSpec
     from retrieval.embedder import SentenceEmbedder
     from retrieval.index import ChunkIndex
     from retrieval.reranker import Reranker
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
+    from serving.engine.vllm import VLLMEngine
     from serving.placement import Placement
     from serving.usage import Meter
 
@@ -78,13 +82,13 @@ class Wiring(StorageParts):
 
     def _by_profile(self, keys: Collection[str]) -> dict[KVProfile, list[str]]:
         """Keys by the profile under which their records are read; none where the model is not blended."""
-        if self.reader.full_prefill_reason:
+        if self.spec.full_prefill_reason:
             return {}
         with self.catalogue.read() as session:
             codecs = codecs_of(session, keys)
         found: dict[KVProfile, list[str]] = {}
         for key in keys:
-            found.setdefault(self.reader.stored_as(codecs.get(key)), []).append(key)
+            found.setdefault(self.spec.stored_as(codecs.get(key)), []).append(key)
         return found
 
     @cached_property
@@ -145,6 +149,21 @@ class Wiring(StorageParts):
         check_model(reader)
         use_codec(reader, self.settings.stored_codec, self.kv_store.codecs)
         return reader
+
+    @property
+    def spec(self) -> ReaderSpec:
+        """The reader, or what is known of it without its weights, where vLLM has them."""
+        with self._loading:
+            return self._reader if self.settings.engine == "torch" or "_reader" in self.__dict__ else self._spec
+
+    @cached_property
+    def _spec(self) -> ReaderSpec:
+        from precompute.calibration import use_codec
+        from precompute.spec import ReaderSpec
+
+        spec = ReaderSpec(model_folder(self.settings), dtype=self.settings.dtype)
+        use_codec(spec, self.settings.stored_codec, self.kv_store.codecs)
+        return spec
 
     def kv_keys(self, batch: Sequence[Reading], group: str, codec: str | None) -> Sequence[str | None]:
         """The keys of readings in a sharing group; None where the model's state is not blended at all."""
@@ -219,9 +238,9 @@ class Wiring(StorageParts):
         a reindex leaves documents as done as they were."""
         from ingest.chunker import VERSION
 
-        model = self.reader.full_prefill_reason or repr(self.reader.profile)
+        model = self.spec.full_prefill_reason or repr(self.spec.profile)
         shaping = (
-            PARSERS, VERSION, self.reader.tokenizer.fingerprint, model, self.embedder.cutting,
+            PARSERS, VERSION, self.spec.tokenizer.fingerprint, model, self.embedder.cutting,
             self.settings.chunk_tokens,
         )  # fmt: skip
         return hashlib.sha256(repr(shaping).encode()).hexdigest()
@@ -301,10 +320,28 @@ class Wiring(StorageParts):
     # --- the API ---
 
     @cached_property
-    def engine(self) -> TorchEngine:
+    def engine(self) -> TorchEngine | VLLMEngine:
+        engine = self._vllm_engine() if self.settings.engine == "vllm" else self._torch_engine()
+        self._closers.append(engine.close)
+        return engine
+
+    def _vllm_engine(self) -> VLLMEngine:
+        from serving.engine.vllm import VLLMEngine
+
+        return VLLMEngine(
+            self.spec, self.settings.vllm_url, secret=self.secret, owners=self._owners,
+            max_requests=self.settings.max_requests, token=os.environ.get("VLLM_API_KEY", ""),
+        )  # fmt: skip
+
+    def _owners(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
+        with self.catalogue.read() as session:
+            found = select(KVObject.tenant_id, KVObject.sharing_group).where(KVObject.key.in_(keys)).distinct()
+            return frozenset((tenant, group) for tenant, group in session.execute(found))
+
+    def _torch_engine(self) -> TorchEngine:
         from serving.engine.torch_engine import TorchEngine
 
-        engine = TorchEngine(
+        return TorchEngine(
             self.reader,
             self.kv_store,
             max_requests=self.settings.max_requests,
@@ -312,8 +349,6 @@ class Wiring(StorageParts):
             blended_bytes=self.settings.blended_cache_bytes,
             canary_share=self.settings.canary_share,
         )
-        self._closers.append(engine.close)
-        return engine
 
     @cached_property
     def api(self) -> ApiParts:
@@ -325,7 +360,7 @@ class Wiring(StorageParts):
         from serving.oidc_file import read_oidc
 
         oidc = self.settings.oidc_file
-        reader = self.reader
+        reader = self.spec
         return ApiParts(
             settings=self.settings,
             catalogue=self.catalogue,

@@ -42,9 +42,12 @@ def build_api(settings: Settings, last: Callable[[], object] = lambda: None) -> 
     """The app with its engine loaded and warm, so that the first question is not the slow one. `last` is called at its end."""
     from serving.api.app import build_app
 
-    wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes, disk_bytes=settings.disk_cache)
+    if settings.engine == "vllm":  # which has the tiers too
+        wiring = Wiring(settings)
+    else:
+        wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes, disk_bytes=settings.disk_cache)
     app = build_app(wiring.api)
-    if not wiring.reader.full_prefill_reason:
+    if settings.engine == "torch" and not wiring.reader.full_prefill_reason:
         wiring.reader.frame_kv()
     wiring.embedder.embed(["warm"])
     threading.Thread(target=_keep_in_step, args=(wiring,), name="kv-forget", daemon=True).start()

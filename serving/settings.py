@@ -18,6 +18,7 @@ from storage.types import CODEC_NAMES
 PREFIX = "PREREAD_"
 CONFIG = PREFIX + "CONFIG"  # names a TOML file
 DTYPES = ("bfloat16", "float16", "float32")
+ENGINES = ("torch", "vllm")
 
 
 def _setting(default: Any, about: str, *, secret: bool = False) -> Any:
@@ -57,6 +58,8 @@ class Settings:
     dtype: str = _setting("bfloat16", "what models compute in: bfloat16, float16 or float32")
     codec: str = _setting("", "how KV is written; empty: `transform` in S3, where bytes cost, `raw` in a folder")
     threads: int = _setting(0, "threads of a model; 0: as many as the machine has cores")
+    engine: str = _setting("torch", "who computes answers: torch, in the API's process, or vllm (docs/vllm.md)")
+    vllm_url: str = _setting("http://127.0.0.1:8000", "where vLLM answers, for the engine `vllm`")
     # Chunking, retrieval and prompts.
     chunk_tokens: int = _setting(400, "tokens of a chunk at most")
     context_tokens: int = _setting(4096, "tokens of all chunks retrieved for a question")
@@ -170,6 +173,10 @@ def _checked(settings: Settings) -> Settings:
         raise UserError(f"{PREFIX}CODEC is one of {', '.join(CODEC_NAMES)}, not {settings.codec!r}")
     if settings.dtype not in DTYPES:
         raise UserError(f"{PREFIX}DTYPE is one of {', '.join(DTYPES)}, not {settings.dtype!r}")
+    if settings.engine not in ENGINES:
+        raise UserError(f"{PREFIX}ENGINE is one of {', '.join(ENGINES)}, not {settings.engine!r}")
+    if settings.engine == "vllm" and not settings.vllm_url.startswith(("http://", "https://")):
+        raise UserError(f"{PREFIX}VLLM_URL is an address with http:// or https://, not {settings.vllm_url!r}")
     if not 0 < settings.port < 65536:
         raise UserError(f"{PREFIX}PORT is a number from 1 to 65535, not {settings.port}")
     if not 0 <= settings.canary_share <= 1:

@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from serving import vllm_process
 from serving.celery_app import broker_file
 from serving.local_broker import LocalBroker, server_binary
 from serving.settings import PREFIX, Settings, data_folder
@@ -30,6 +31,7 @@ from storage.errors import UserError
 
 STOP_SECONDS = 45.0  # longer than `drain.GRACE_SECONDS`, so that answers that have begun are finished
 READY_SECONDS = 180.0  # the models are loaded, on a busy machine slowly
+VLLM_READY_SECONDS = 600.0
 STEADY_SECONDS = 30.0  # a child that lived this long starts again without a long pause
 LONGEST_PAUSE = 30.0
 Say = Callable[[str], None]
@@ -57,6 +59,7 @@ class Child:
     started: float = 0.0
     start_at: float = 0.0
     falls: int = 0
+    leads: bool = False  # what it starts itself may outlive it, and is ended with it
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,10 @@ class Child:
             self.process.kill()
 
     def forget(self) -> None:
-        """Let go of a process that has ended."""
+        """Let go of a process that has ended, and of what it has left behind."""
+        if self.process is not None and self.leads:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
         self.process = None
@@ -111,6 +117,7 @@ class Supervisor:
     broker: LocalBroker | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
     interrupt: bool = False  # a signal also raises KeyboardInterrupt, once
+    vllm: Path | None = None  # an environment with vLLM, which is started too
 
     def on_signal(self, *_: object) -> None:
         """The first one ends all in good order, the second one at once."""
@@ -135,6 +142,14 @@ class Supervisor:
             child = Child(name, argv, logs / f"{name}.log", environ)
             self.children.append(child)
             child.start()
+        if self.vllm is not None:
+            self._start_vllm(self.vllm, logs, environ)
+
+    def _start_vllm(self, environment: Path, logs: Path, environ: dict[str, str]) -> None:
+        argv = vllm_process.command(self.settings, environment)
+        child = Child("vllm", argv, logs / "vllm.log", vllm_process.environ(self.settings, environ), leads=True)
+        self.children.append(child)
+        child.start()
 
     def _start_broker(self) -> None:
         if self.settings.broker_url:
@@ -149,7 +164,8 @@ class Supervisor:
 
     def wait_ready(self) -> None:
         """Return when the API says it is ready. Raises UserError if it does not get there."""
-        until = time.monotonic() + READY_SECONDS
+        seconds = READY_SECONDS if self.vllm is None else VLLM_READY_SECONDS
+        until = time.monotonic() + seconds
         reason = "no answer yet"
         while time.monotonic() < until and not self.stopping.is_set():
             try:
@@ -160,11 +176,13 @@ class Supervisor:
             except httpx.HTTPError as error:
                 reason = str(error)
             self.tend()
-            if self.children[0].falls >= 3:
-                raise UserError(f"the API does not start: {last_line(self.children[0].log)}")
+            for child in self.children:
+                if child.name in ("serve", "vllm") and child.falls >= 3:
+                    name = "the API" if child.name == "serve" else "vLLM"
+                    raise UserError(f"{name} does not start: {last_line(child.log)}")
             self.stopping.wait(0.2)
         if not self.stopping.is_set():
-            raise UserError(f"the API is not ready after {READY_SECONDS:g} s: {reason}")
+            raise UserError(f"the API is not ready after {seconds:g} s: {reason}")
 
     def tend(self) -> None:
         """One look at every child."""
@@ -216,13 +234,15 @@ def _end(children: list[Child]) -> None:
 
 
 @contextmanager
-def supervised(settings: Settings, say: Say, prepare: Callable[[], object] = lambda: None) -> Iterator[Supervisor]:
+def supervised(
+    settings: Settings, say: Say, prepare: Callable[[], object] = lambda: None, vllm: Path | None = None
+) -> Iterator[Supervisor]:
     """A started and ready Supervisor on this data folder, all of it ended on exit. `prepare` is run before anything is
-    started, where nothing stands in the way. Raises AlreadyRunning, UserError if the port is taken."""
+    started, where nothing stands in the way. `vllm`: see there. Raises AlreadyRunning, UserError if the port is taken."""
     with _only_one(settings) as record:
         check_port(settings)
         prepare()
-        supervisor = Supervisor(settings, say)
+        supervisor = Supervisor(settings, say, vllm=vllm)
         previous = {s: signal.signal(s, supervisor.on_signal) for s in _SIGNALS}
         try:
             record({"pid": os.getpid(), "address": supervisor.address})

@@ -11,6 +11,7 @@ PrereadError
 ├── ObjectMissing        no object of that name
 │   └── ObjectDamaged    there is one, but not what was stored
 ├── Overloaded           too much work waits already; retryable
+├── EngineUnavailable    the process that computes answers is not there, or failed; retryable
 ├── ModelUnsupported     the model's state cannot be blended, or not be loaded
 ├── Cancelled            the work was told to stop
 └── Stopping             this process is about to end: another one does it, or this one started again; retryable
@@ -114,6 +115,13 @@ class Overloaded(PrereadError):
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class EngineUnavailable(PrereadError):
+    """Another process computes the answers, and it does not answer, or not to the end."""
+
+    code = "engine_unavailable"
+    retryable = True
 
 
 class Stopping(PrereadError):

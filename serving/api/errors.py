@@ -15,6 +15,7 @@ from serving.api.bodies import refusal
 from serving.auth import Forbidden, Unauthorized
 from storage.errors import (
     Cancelled,
+    EngineUnavailable,
     FileError,
     ModelUnsupported,
     NotFound,
@@ -42,6 +43,7 @@ TABLE: tuple[tuple[type[PrereadError], int, str, dict[str, str]], ...] = (
     (Overloaded, 429, "rate_limit_error", {"retry-after": "2"}),
     (StorageUnavailable, 503, "server_error", {"retry-after": "5"}),
     (Stopping, 503, "server_error", {"retry-after": "5"}),
+    (EngineUnavailable, 503, "server_error", {"retry-after": "5"}),
     (ModelUnsupported, 503, "server_error", {"retry-after": "60"}),
     # A client library repeats a 409 unless told not to.
     (Cancelled, 409, "invalid_request_error", {"x-should-retry": "false"}),

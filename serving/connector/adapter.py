@@ -29,6 +29,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from precompute.rope import Rope
+from serving.connector.asked import Kept
 from serving.connector.blending import Hook
 from serving.connector.director import Asked, Director, Heard, Orders
 from serving.connector.fetching import Fetches
@@ -95,6 +96,7 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         check_start(vllm.__version__, vllm_config.kv_transfer_config.kv_load_failure_policy)
         super().__init__(vllm_config, role, kv_cache_config)
+        self._kept = Kept()
         self._parts = ConnectorParts(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._rank: Rank | BrokenRank | None = None
         self._director: Any = None  # in the scheduler a `Director`
@@ -143,11 +145,11 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded((False, None))
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._director.finished(request.request_id)
+        return False, self._kept.finished(request.kv_transfer_params, self._director.finished(request.request_id))
 
     @_guarded((False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._director.finished(request.request_id)
+        return False, self._kept.finished(request.kv_transfer_params, self._director.finished(request.request_id))
 
     # --- worker ---
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from storage.errors import Overloaded
 
 if TYPE_CHECKING:
-    from serving.engine.torch_engine import TorchGeneration
+    from serving.engine.generation import Emitted
 
 WAIT_S = 5.0  # for a place among those that are answered at once
 LONGEST_RETRY_S = 60
@@ -27,12 +27,12 @@ class Admission:
 
     def __init__(self, active: int, waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.active, self.waiting, self._clock = active, waiting, clock
-        self._live: set[TorchGeneration] = set()
+        self._live: set[Emitted] = set()
         self._lock = threading.Lock()
         self._interval: float | None = None  # seconds from one answer's end to the next, while there is work
         self._since = 0.0
 
-    def live(self) -> list[TorchGeneration]:
+    def live(self) -> list[Emitted]:
         with self._lock:
             return list(self._live)
 
@@ -41,7 +41,7 @@ class Admission:
         with self._lock:
             self._check()
 
-    def enter(self, generation: TorchGeneration) -> None:
+    def enter(self, generation: Emitted) -> None:
         """Raises Overloaded."""
         with self._lock:
             self._check()
@@ -49,7 +49,7 @@ class Admission:
                 self._since = self._clock()
             self._live.add(generation)
 
-    def leave(self, generation: TorchGeneration) -> None:
+    def leave(self, generation: Emitted) -> None:
         """What was cancelled says nothing about the pace."""
         with self._lock:
             self._live.discard(generation)

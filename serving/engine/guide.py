@@ -13,7 +13,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from precompute.reader import Reader
+from precompute.spec import ReaderSpec
 from serving.engine.types import Shape
 from storage.errors import UserError
 
@@ -69,7 +69,7 @@ class Constraint:
 class Guide:
     """Over one reader's tokens. The table of them is made at first use, which may take a second."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ReaderSpec) -> None:
         self._reader = reader
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
@@ -79,7 +79,7 @@ class Guide:
     def _tokens(self) -> LLTokenizer:
         with self._lock:
             if self._made is None:
-                size = int(self._reader.config.get_text_config().vocab_size)
+                size = self._reader.vocabulary
                 ends = sorted(self._reader.stop_ids)
                 self._made = from_tokenizer(self._reader.tokenizer.template, n_vocab=size, eos_token=ends)
             return self._made
@@ -111,14 +111,18 @@ class Guide:
         return bytes(self._tokens.decode_bytes([token]))
 
 
-def _grammar(shape: Shape) -> str:
-    """llguidance's grammar. Raises UserError for what is no schema."""
+def lark(shape: Shape) -> str:
+    """The grammar in llguidance's own language. Raises UserError for what is no schema."""
     try:
         schema = json.dumps(_laid_out(shape.schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError("the schema is not JSON", code="invalid_json_schema") from error
     before, after = (f"{json.dumps(text)} " if text else "" for text in (shape.before, shape.after))
-    return LLMatcher.grammar_from_lark(f"start: {before}value {after}\nvalue: %json {schema}\n")
+    return f"start: {before}value {after}\nvalue: %json {schema}\n"
+
+
+def _grammar(shape: Shape) -> str:
+    return str(LLMatcher.grammar_from_lark(lark(shape)))
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:

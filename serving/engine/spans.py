@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from storage import tracing
 
 if TYPE_CHECKING:
-    from serving.engine.torch_engine import TorchGeneration
+    from serving.engine.generation import Emitted
 
 
-def record(generation: TorchGeneration) -> None:
+def record(generation: Emitted) -> None:
     """`engine.answer` as a part of the request, and in it queue, fetch, turn (waiting for it), blend and decode, as far as it
     came; the first token is an event."""
     if generation.context is None:
@@ -46,6 +46,6 @@ def _stages(ms: dict[str, float], whole: float) -> dict[str, tuple[float, float]
     if "fetch" in ms:
         found["fetch"] = (ms["queue"], fetched)
     if "first_token" in ms:
-        begun = max(fetched, ms["first_token"] - ms["blend"])
+        begun = max(fetched, ms["first_token"] - ms.get("blend", ms["first_token"]))
         found |= {"turn": (fetched, begun), "blend": (begun, ms["first_token"]), "decode": (ms["first_token"], whole)}
     return found

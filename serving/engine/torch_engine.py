@@ -3,13 +3,12 @@ order that `turns` decides; a cancelled one ends before the next piece."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from precompute.reader import PIECE, Reader
@@ -21,22 +20,21 @@ from serving.engine.blended import Blended, BlendedCache
 from serving.engine.canary import Canary
 from serving.engine.conversations import Conversations, Recalled, Seen
 from serving.engine.fetch import Fetcher, OnMiss
-from serving.engine.guide import Guide
+from serving.engine.generation import Emitted
 from serving.engine.opening import Opening
+from serving.engine.planner import Planner
 from serving.engine.rates import Rates
 from serving.engine.sessions import BlendSession
 from serving.engine.turns import Running, Turns
-from serving.engine.types import Delta, GenerateRequest, Outcome, Report
+from serving.engine.types import GenerateRequest, Outcome, Report
 from serving.engine.writer import Writer
 from serving.passages import find_passages
-from serving.prompt import Passage, PromptPlan, plan_prompt, plan_text
-from storage import tracing
-from storage.errors import Cancelled, PrereadError, Stopping, UserError
+from serving.prompt import Passage, PromptPlan
+from storage.errors import PrereadError, Stopping
 from storage.kvstore import KVStore
 from storage.types import RetrievedChunk
 
 log = logging.getLogger(__name__)
-BACKLOG = 1024  # pieces of an answer that wait for their reader at most
 
 
 @dataclass(frozen=True)
@@ -52,58 +50,18 @@ class Prepared:
     ms: float
 
 
-class TorchGeneration:
-    """See `types.Generation`. Made by the event loop's thread, fed by the engine's."""
+class TorchGeneration(Emitted):
+    """An answer that `TorchEngine` makes."""
 
     def __init__(self, request: GenerateRequest, prepared: Prepared) -> None:
-        self.request, self.plan, self.method = request, prepared.plan, prepared.method
-        self.outcome: Outcome | None = None
-        self.report = Report(method=request.method, chunks=len(self.plan.chunks))
+        super().__init__(prepared.plan, Report(method=request.method, chunks=len(prepared.plan.chunks)))
+        self.request, self.method = request, prepared.method
         self.report.ms["plan"] = prepared.ms
         self.passages, self.recalled = prepared.passages, prepared.recalled
         self.blended, self.forgotten = prepared.blended, prepared.forgotten
         wanted = self.passages if self.blended is None and self.method.uses_stored else ()
         self.arrivals = Arrivals([key for passage in wanted if (key := passage.chunk.kv_key)])
         self.reasons: dict[str, str] = {}  # by KV key, why it could not be used
-        self.cancelled = threading.Event()
-        self.context = tracing.here()
-        self.written: int | None = None  # tokens of the answer; None until the engine takes it up
-        self.born = time.perf_counter()
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
-
-    def emit(self, event: Delta | Exception | None) -> None:
-        """An answer that nobody reads is given up: it must not hold memory for as long as its client likes."""
-        if isinstance(event, Delta) and self._events.qsize() >= BACKLOG:
-            if self.cancelled.is_set():
-                return
-            self.cancelled.set()
-            event = Cancelled("The answer was given up: its client reads too slowly.")
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-    def cancel(self) -> None:
-        self.end(PrereadError("the request was cancelled", code="cancelled"))
-
-    def end(self, error: PrereadError) -> None:
-        """Compute no more of it."""
-        self.cancelled.set()
-        self.emit(error)
-
-    def so_far(self) -> Outcome | None:
-        """See `Generation.so_far`."""
-        if self.outcome is not None or self.written is None:
-            return self.outcome
-        return Outcome("", "cancelled", self.plan.tokens, self.written, self.plan.chunks, self.report)
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        while (event := await self._events.get()) is not None:
-            if isinstance(event, Exception):
-                raise event
-            yield event
-
-    def elapsed_ms(self) -> float:
-        return (time.perf_counter() - self.born) * 1000
 
 
 class TorchEngine:
@@ -128,7 +86,8 @@ class TorchEngine:
         self.max_model_len = reader.max_positions
         self.full_prefill_reason = reader.full_prefill_reason
         self._opening = Opening(reader)
-        self._guide = Guide(reader)
+        self._planner = Planner(reader)
+        self._guide = self._planner.guide
         self._blended = BlendedCache(blended_bytes)
         self._conversations = Conversations(self._blended)
         self._canary = Canary(reader, canary_share)
@@ -144,14 +103,7 @@ class TorchEngine:
 
     def prepare(self, request: GenerateRequest) -> Prepared:
         """See `Engine.prepare`."""
-        vocabulary = int(self.reader.config.get_text_config().vocab_size)
-        named = [*request.logit_bias, *(() if isinstance(request.prompt, str) else request.prompt or ())]
-        if unknown := next((id for id in named if not 0 <= id < vocabulary), None):
-            raise UserError(f"there is no token {unknown}: this model has {vocabulary}", code="invalid_value")
-        if request.shape is not None:
-            self._guide.check(request.shape)
-        if request.logprobs is not None:
-            self._guide.bytes_of(0)
+        self._planner.check(request)
         return self._prepared(request)
 
     def submit(self, request: GenerateRequest, prepared: Prepared | None = None) -> TorchGeneration:
@@ -177,13 +129,7 @@ class TorchEngine:
         return Prepared(plan, method, passages, recalled, blended, forgotten, ms)
 
     def _plan(self, request: GenerateRequest, chunks: Sequence[RetrievedChunk]) -> PromptPlan:
-        if request.prompt is not None:
-            ids = self.reader.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
-            return plan_text(ids, self.max_model_len, request.max_tokens)
-        plan = plan_prompt(self.reader.format, request.messages, chunks, self.max_model_len, request.max_tokens)
-        if request.needs_chunks and not plan.chunks:
-            raise UserError("No passage fits beside so long a question.", code="context_length_exceeded")
-        return plan
+        return self._planner.plan(request, chunks, self.max_model_len)
 
     def _look_into(self, request: GenerateRequest, plan: PromptPlan) -> tuple[Recalled, tuple[Passage, ...]]:
         """What is at hand of a plain prompt's turns, and the stored chunks in the rest of its text."""

@@ -152,8 +152,12 @@ class Engine(Protocol):
     """Answers requests over one model."""
 
     model_id: str
-    max_model_len: int
     full_prefill_reason: str | None  # why blending is off for this model, if it is
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer at most."""
+        ...
 
     def canary_totals(self) -> tuple[int, float]:
         """Answers compared with full prefill so far, and the sum of their KL."""

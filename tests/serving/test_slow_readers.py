@@ -21,7 +21,7 @@ from engine_kit import EngineSite, drain
 from serving.api import unread
 from serving.api.app import build_app
 from serving.auth import ensure_admin_key
-from serving.engine import torch_engine
+from serving.engine import generation
 from storage.errors import Cancelled
 
 SMALL = 4096  # bytes; the kernel doubles it
@@ -174,7 +174,7 @@ def test_who_reads_the_rest_in_time_keeps_the_connection(served: Served, monkeyp
 def test_an_answer_that_nobody_takes_is_given_up_by_the_engine(
     engine_site: EngineSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_engine, "BACKLOG", 8)
+    monkeypatch.setattr(generation, "BACKLOG", 8)
 
     async def ask() -> None:
         unread_answer = engine_site.engine.submit(engine_site.request(max_tokens=300))

@@ -464,7 +464,7 @@ def test_a_prepared_prompt_is_not_planned_again(site: EngineSite, monkeypatch: p
     request = site.request()
     prepared = site.engine.prepare(request)
     expected = site.answers(request)[0]
-    monkeypatch.setattr("serving.engine.torch_engine.plan_prompt", lambda *_: pytest.fail("planned on the event loop"))
+    monkeypatch.setattr("serving.engine.planner.plan_prompt", lambda *_: pytest.fail("planned on the event loop"))
 
     async def choices() -> list[Outcome]:
         return [await drain(site.engine.submit(request, prepared)) for _ in range(2)]
