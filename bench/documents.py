@@ -28,7 +28,7 @@ class Author:
     @classmethod
     def of(cls, seed: int) -> Author:
         rng = random.Random(seed)
-        texts = (file.read_text("utf-8") for file in sorted(SAMPLES.rglob("*")) if file.suffix in {".md", ".txt"})
+        texts = (file.read_text("utf-8") for file in sorted(SAMPLES.glob("*/*")) if file.suffix in {".md", ".txt"})
         words = tuple(word for text in texts for word in text.split() if word.isascii() and word[-1].isalnum())
         plain = sorted({word.lower() for word in words if word.isidentifier()})
         return cls(rng, words, tuple("_".join(rng.choices(plain, k=2)) for _ in range(800)))

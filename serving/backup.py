@@ -104,7 +104,6 @@ def restore(settings: Settings, folder: Path) -> Backup:
 
 
 def _restore(settings: Settings, folder: Path, made: Backup, dialect: str) -> Backup:
-    data_folder(settings)
     _restore_private(settings, folder, made)
     store = _store(settings)
     for name, _ in _listed(folder):
@@ -257,6 +256,7 @@ def _restore_private(settings: Settings, folder: Path, made: Backup) -> None:
         raise UserError("the backup has another secret than this installation: unset PREREAD_SECRET, and remove its `secret`")
     if SECRET not in made.private and not here:
         raise UserError("the backup is of an installation whose secret was set: set the same PREREAD_SECRET")
+    data_folder(settings)
     for name in made.private:
         _copy_private(folder / PRIVATE / name, settings.data_dir / name)
 

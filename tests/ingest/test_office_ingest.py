@@ -44,14 +44,14 @@ def test_a_document_called_zip_is_read_and_an_archive_called_document_is_expande
     assert work.count(Document, Document.status == "completed") == 3
 
 
-def test_a_folder_offers_office_files_also_those_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_folder_offers_archives_and_office_files_also_those_that_cannot_be_read(tmp_path: Path) -> None:
     for name, data in files().items():
         assert isinstance(data, bytes)
         (tmp_path / name).write_bytes(data)
     (tmp_path / "program").write_bytes(b"\x7fELF\0\0")
     source = FolderSource(tmp_path)
-    assert [entry.path for entry in source.manifest()] == ["named.zip", "old.docx"]
-    assert {left.path: left.reason for left in source.skipped} == {"all.docx": "binary", "program": "binary"}
+    assert [entry.path for entry in source.manifest()] == ["all.docx", "named.zip", "old.docx"]
+    assert {left.path: left.reason for left in source.skipped} == {"program": "binary"}
 
 
 def test_a_page_of_a_document_is_cited_by_its_headings() -> None:

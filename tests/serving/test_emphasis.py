@@ -173,7 +173,7 @@ def test_over_rest_the_request_and_the_corpus_reach_the_engine(site: Site) -> No
         by_path = {c["filename"]: c["document_id"] for c in answer["citations"]}
         asked = {"emphasis": {by_path["notes/b.txt"]: 0.2}}
         http.post("/v1/chat/completions", json={**question, "preread": asked}).raise_for_status()
-        refused = http.post("/v1/chat/completions", json={**question, "preread": {"emphasis": {"x": 0}}})
+        refused = http.post("/v1/chat/completions", json={**question, "preread": {"emphasis": {by_path["notes/b.txt"]: 0}}})
         assert refused.status_code == 400
         assert "from 0.01 to 100" in refused.json()["error"]["message"]
         assert http.put(f"/v1/corpora/{corpus}/settings", json={"emphasis": {"*": -1}}).status_code == 400

@@ -121,7 +121,8 @@ class Chunking(BaseModel):
 
 
 class StoreFile(BaseModel):
-    """`job_id`: where the answer is to the request that puts the file in."""
+    """`job_id`: where the answer is to the request that puts the file in. `path`: null of a document that is closed to an
+    administrator, who may delete it."""
 
     id: FileId
     object: Literal["vector_store.file"]
@@ -133,7 +134,7 @@ class StoreFile(BaseModel):
     attributes: Attributes
     chunking_strategy: Chunking
     document_id: DocumentId
-    path: Path
+    path: Path | None
     job_id: JobId | None = None
 
 

@@ -103,6 +103,7 @@ class ManifestSync(Changes):
 
 
 class FoundChanges(Changes):
+    dry_run: bool = False
     skipped: list[Skipped] = []
 
 

@@ -22,11 +22,6 @@ def upgrade() -> None:
         op.execute(f"DROP TABLE {table}_before")
 
 
-def downgrade() -> None:
-    for table in _tables():
-        op.execute(f"ALTER TABLE {table} DROP COLUMN stamp")
-
-
 def _tables() -> list[str]:
     """Every generation's. The index makes them, not a migration; PostgreSQL has none."""
     names = sa.inspect(op.get_bind()).get_table_names()
