@@ -44,7 +44,7 @@ def run(
     requests, files = read_trace(trace)
     shutil.rmtree(workdir / "agent", ignore_errors=True)
     settings = Settings(
-        data_dir=workdir / "agent", model=model or embedded(workdir), device=device, dtype=dtype, canary_share=1.0, threads=1
+        data_dir=workdir / "agent", model=model or embedded(), device=device, dtype=dtype, canary_share=1.0, threads=1
     )
     wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes)
     try:
@@ -80,6 +80,9 @@ def _text(message: Mapping[str, Any], folder: Path) -> str:
 
 def _replay(wiring: Wiring, requests: Sequence[tuple[str, tuple[Message, ...]]]) -> list[dict[str, Any]]:
     known = KnownText(wiring.catalogue, wiring.reader.tokenizer.encode)
+    engine = wiring.engine
+    if not isinstance(engine, TorchEngine):
+        raise UserError("this benchmark measures the torch engine: unset PREREAD_ENGINE")
     earlier: list[np.ndarray] = []
     rows = []
     for number, (note, messages) in enumerate(requests, 1):
@@ -88,10 +91,10 @@ def _replay(wiring: Wiring, requests: Sequence[tuple[str, tuple[Message, ...]]])
         chunks = known.find([m.content for m in messages], tenant_id=TENANT, corpora=None, principals=())
         looked_up = time.process_time() - begun
         request = GenerateRequest(messages, max_tokens=ANSWER, known=chunks, scope="agent")
-        kl_before = wiring.engine.canary_totals()
-        report, seconds = _answer(wiring.engine, request)
-        kl = _settled(wiring.engine, kl_before, report)
-        _, full = _answer(wiring.engine, GenerateRequest(messages, method="full", max_tokens=ANSWER))
+        kl_before = engine.canary_totals()
+        report, seconds = _answer(engine, request)
+        kl = _settled(engine, kl_before, report)
+        _, full = _answer(engine, GenerateRequest(messages, method="full", max_tokens=ANSWER))
         row = _row(report, kl, len(ids), max((_shared(ids, each) for each in earlier), default=0))
         times = {"cpu_s": seconds + looked_up, "full_cpu_s": full, "look_up_cpu_ms": 1000 * looked_up}
         rows.append({"turn": number, "note": note, **row, **{name: round(value, 4) for name, value in times.items()}})

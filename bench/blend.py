@@ -68,7 +68,7 @@ class Bench:
     def save(self, example: Example, condition: str) -> list[str]:
         """Compile and store the chunks; their keys."""
         profile, chunks = self.profile(condition), example.chunks
-        read = {tuple(ids): (tuple(ids),) for ids in chunks}
+        read: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {tuple(ids): (tuple(ids),) for ids in chunks}
         if condition == "document" and example.document is not None:
             order = sorted(read, key=lambda ids: hashlib.sha256(repr(ids).encode()).digest())
             read = dict(zip(order, readings(order, "document"), strict=True))
@@ -146,7 +146,7 @@ def run(
     device: str = "cpu", dtype: str = "bfloat16", progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
-    reader = load_reader(model, workdir, device=device, dtype=dtype)
+    reader = load_reader(model, device=device, dtype=dtype)
     bench = Bench(reader, workdir)
     examples = load_examples(data, reader, limit, max_tokens)
     reader.frame_kv(), reader.label_kv()

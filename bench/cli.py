@@ -65,8 +65,8 @@ def ingest_scale(
     """Whether memory stays flat while a large corpus is ingested, without its KV."""
     from bench.ingest_scale import run
 
-    options = {"files": files, "file_bytes": file_bytes, "kind": kind, "seconds": seconds, "out": out}
-    print(json.dumps(run(**options, workdir=workdir, model=model)))
+    record = run(files=files, file_bytes=file_bytes, kind=kind, seconds=seconds, out=out, workdir=workdir, model=model)
+    print(json.dumps(record))
 
 
 @app.command()

@@ -28,7 +28,7 @@ TEXTS = [(f"berths-{n}.txt", "\n\n".join(LINES[n::4]).encode()) for n in range(4
 def run(*, requests: int, out: Path | None, workdir: Path, model: str | None = None) -> dict[str, Any]:
     """Send so many mixed requests to a service started here; the figures. Memory in MiB, anonymous."""
     # Small caches are full after the warm-up: what grows after it is not a cache.
-    small = {"memory_cache_bytes": 16 << 20, "blended_cache_bytes": 16 << 20}
+    small: dict[str, Any] = {"memory_cache_bytes": 16 << 20, "blended_cache_bytes": 16 << 20}
     with started_service(workdir / "serve", model, **small) as service:
         record = endure(service, requests)
     write_record(record, out)
@@ -165,11 +165,11 @@ def tiny_model(workdir: Path) -> Path:
 
     from precompute.embedded import embedded_model
 
-    source = embedded_model(workdir / "models")
+    source = embedded_model()
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     config = AutoConfig.from_pretrained(source)
     thin = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     config.update({**thin, "num_key_value_heads": 2, "head_dim": 16})
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder

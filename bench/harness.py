@@ -29,9 +29,9 @@ from storage.errors import UserError
 from storage.kvstore import KVStore
 
 
-def load_reader(model: str | None, workdir: Path, *, device: str = "cpu", dtype: str = "bfloat16") -> Reader:
-    """The reader of `--model DIR`, or the embedded one (converted into the workdir on first use)."""
-    folder = Path(model) if model else embedded_model(workdir / "models")
+def load_reader(model: str | None, *, device: str = "cpu", dtype: str = "bfloat16") -> Reader:
+    """The reader of `--model DIR`, or the embedded one."""
+    folder = Path(model) if model else embedded_model()
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is no model folder: config.json is missing")
     reader = Reader(folder, device=device, dtype=dtype)

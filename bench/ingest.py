@@ -50,7 +50,7 @@ def run(
     """Run over the folder twice; the figures, which are also written to `out`."""
     shutil.rmtree(workdir / "ingest", ignore_errors=True)
     settings = Settings(
-        data_dir=workdir / "ingest", model=model or embedded(workdir), device=device, dtype=dtype
+        data_dir=workdir / "ingest", model=model or embedded(), device=device, dtype=dtype
     )
     wiring = Wiring(settings)
     try:
@@ -61,11 +61,11 @@ def run(
     return record
 
 
-def embedded(workdir: Path) -> str:
-    """The embedded model's folder under the workdir."""
+def embedded() -> str:
+    """The embedded model's folder."""
     from precompute.embedded import embedded_model
 
-    return str(embedded_model(workdir / "models"))
+    return str(embedded_model())
 
 
 def _measure(wiring: Wiring, path: Path, prompt_tokens: int) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def run(
     (folder / "rules.yaml").write_text(RULES)
     from precompute.embedded import embedded_model
 
-    chosen = model or str(embedded_model(workdir / "models"))
+    chosen = model or str(embedded_model())
     wiring = Wiring(Settings(data_dir=folder, model=chosen, policy_file=str(folder / "rules.yaml"), lease_seconds=600))
     try:
         record = {"kind": kind, **_measure(wiring, files, file_bytes, KINDS[kind], seconds)}

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from precompute.embedded import embedded_place
 from serving import vllm_process
 from serving.cli_client import TERMINAL, Api
 from serving.cli_server import check_model, first_key
@@ -55,7 +56,8 @@ class Service:
         return job
 
     def model(self) -> str:
-        return min((each["id"] for each in self.api.get("/models")["data"]), key=len)
+        name: str = min((each["id"] for each in self.api.get("/models")["data"]), key=len)
+        return name
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def started_service(
     shutil.rmtree(folder, ignore_errors=True)
     given = load_settings(model=model)
     check_model(given)
-    chosen = str(given.data_dir / "models" / "SmolLM2-135M-Instruct-bf16") if given.model == "embedded" else given.model
+    chosen = str(embedded_place()) if given.model == "embedded" else given.model
     if vllm is not None:
         changes |= {"engine": "vllm", "vllm_url": f"http://127.0.0.1:{free_port()}"}
     settings = replace(given, data_dir=folder.resolve(), host="127.0.0.1", port=free_port(), model=chosen, **changes)

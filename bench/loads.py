@@ -61,7 +61,7 @@ def run(
     dtype: str = "bfloat16",
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
-    reader = load_reader(model, workdir, device=device, dtype=dtype)
+    reader = load_reader(model, device=device, dtype=dtype)
     root = workdir / "loads"
     shutil.rmtree(root, ignore_errors=True)
     chunks = _store(reader, root, tokens)

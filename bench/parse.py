@@ -72,7 +72,7 @@ class _Chunker:
 
 def run(*, path: Path | None, megabytes: float, out: Path | None, workdir: Path, model: str | None) -> dict[str, Any]:
     """Read a folder, or generated files of each kind; the figures by parser, which are also written to `out`."""
-    chunker = _Chunker(ReaderTokenizer(Path(model) if model else embedded_model(workdir / "models")), SentenceEmbedder())
+    chunker = _Chunker(ReaderTokenizer(Path(model) if model else embedded_model()), SentenceEmbedder())
     files = list(_of_folder(path) if path is not None else generated(megabytes))
     for data, name in files[:1]:
         _measure(defaultdict(Stages), data, name, chunker)

@@ -165,7 +165,7 @@ def run(
     *, model: str | None, tokens: int, out: Path | None, workdir: Path, device: str = "cpu", dtype: str = "bfloat16",
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
-    reader = load_reader(model, workdir, device=device, dtype=dtype)
+    reader = load_reader(model, device=device, dtype=dtype)
     prompt = Prompt(reader, {"disk": KVStore(FolderStore(workdir / "peers"))}, tokens, codec_for(str(workdir)))
     context = Context(reader, prompt, *prompt.ids())
     rows: list[dict[str, Any]] = []

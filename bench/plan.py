@@ -28,7 +28,7 @@ def run(
     *, model: str | None, tokens: list[int], out: Path | None, workdir: Path, device: str, dtype: str
 ) -> dict[str, Any]:
     """Print a table and write a record: by length the best time of ROUNDS and what the formula says of it."""
-    reader = load_reader(model, workdir, device=device, dtype=dtype)
+    reader = load_reader(model, device=device, dtype=dtype)
     if max(tokens) > reader.max_positions:
         raise UserError(f"{reader.name} takes {reader.max_positions} tokens at most")
     shape = shape_of(str(reader.folder))

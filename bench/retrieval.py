@@ -156,7 +156,7 @@ def run(
 
     workdir.mkdir(parents=True, exist_ok=True)
 
-    folder = Path(model) if model else embedded_model(workdir / "models")
+    folder = Path(model) if model else embedded_model()
     tools = Tools(ReaderTokenizer(folder), SentenceEmbedder(dtype=dtype))
     documents = {str(p.relative_to(corpus)): parse(p.read_bytes(), p.name) for p in sorted(corpus.rglob("*")) if p.is_file()}
     asked = _questions(questions, documents)

@@ -65,7 +65,9 @@ def run(
     for first in range(0, chunks // PER_DOCUMENT, AT_ONCE):
         made.write(catalogue, index, first, min(AT_ONCE, chunks // PER_DOCUMENT - first))
     built = time.perf_counter() - begun
-    record = {"chunks": chunks, "database": catalogue.dialect, "seconds_to_index": round(built, 1), "dtype": dtype}
+    record: dict[str, Any] = {
+        "chunks": chunks, "database": catalogue.dialect, "seconds_to_index": round(built, 1), "dtype": dtype,
+    }  # fmt: skip
     record["cases"] = {
         name: _measured(catalogue, index, embedder, made, questions, options) for name, options in CASES.items()
     }
@@ -100,7 +102,8 @@ class _Corpus:
     def _unit(self, centre: NDArray[np.float32], spread: float) -> NDArray[np.float32]:
         noise = self._rng.standard_normal(self._dimensions).astype("<f4") / self._dimensions**0.5
         vector = centre + spread * noise
-        return (vector / np.linalg.norm(vector)).astype("<f4")
+        unit: NDArray[np.float32] = (vector / np.linalg.norm(vector)).astype("<f4")
+        return unit
 
     def write(self, catalogue: Catalogue, index: ChunkIndex, first: int, count: int) -> None:
         documents, rows = [], []

@@ -63,7 +63,7 @@ def run(
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
-    record = _run(load_reader(model, workdir, device=device, dtype=dtype), data, limit, max_tokens, workdir, names, progress)
+    record = _run(load_reader(model, device=device, dtype=dtype), data, limit, max_tokens, workdir, names, progress)
     record |= {"encryption": _encryption(workdir), "eviction": replay()}
     _print(record)
     write_record(record, out)
@@ -148,7 +148,7 @@ def _through(reader: Reader, codec: Codec, ids: Sequence[int], kv: torch.Tensor,
     try:
         tally.stored += sum(map(len, encode(record, watched)))
         buffer = torch.frombuffer(bytearray(b"".join(watched.sections)), dtype=torch.uint8)  # as if it had been read
-        sections, times = list(buffer.split([len(section) for section in watched.sections])), []
+        sections, times = list(torch.split(buffer, [len(section) for section in watched.sections])), []
         for _ in range(DECODED):
             begun = time.thread_time()
             found = codec.decode(sections, kv.dtype, tuple(kv.shape[1:]))  # type: ignore[arg-type]

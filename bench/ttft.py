@@ -101,7 +101,7 @@ def run(
     workdir: Path, device: str = "cpu", dtype: str = "bfloat16", codecs: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
-    reader = load_reader(model, workdir, device=device, dtype=dtype)
+    reader = load_reader(model, device=device, dtype=dtype)
     shutil.rmtree(workdir / "ttft", ignore_errors=True)
     stores, note = _stores(workdir)
     rows: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def _stores(workdir: Path) -> tuple[dict[str, KVStore], str]:
     if not endpoint:
         return stores, "not measured: PREREAD_S3_ENDPOINT is not set"
     url = os.environ.get("PREREAD_OBJECT_STORE", "s3://preread-bench/ttft")
-    keys = {"s3_access_key": os.environ.get("PREREAD_S3_ACCESS_KEY"), "s3_secret_key": os.environ.get("PREREAD_S3_SECRET_KEY")}
+    keys: dict[str, Any] = {name: os.environ.get(f"PREREAD_{name.upper()}") for name in ("s3_access_key", "s3_secret_key")}
     stores["s3"] = KVStore(open_store(url, s3_endpoint=endpoint, **keys))
     return stores, ""
 

@@ -85,7 +85,7 @@ def vllm_site(
     """vLLM from the environment `vllm`, and chunks for prompts of `lengths` in its store. Raises UserError."""
     folder = (workdir / "vllm").resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    chosen = str(Path(model).resolve() if model else embedded_model(workdir / "models").resolve())
+    chosen = str(Path(model).resolve() if model else embedded_model().resolve())
     given = load_settings(model=chosen, device=device, dtype=dtype, engine="vllm")
     settings = replace(given, data_dir=folder, vllm_url=f"http://127.0.0.1:{free_port()}", max_requests=AT_ONCE)
     prompts = _store(settings, lengths)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from precompute.embedded import NAME
+from precompute.embedded import embedded_place
 from serving.settings import Settings
 from storage.errors import UserError
 
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 def command(settings: Settings, environment: Path, *more: str) -> list[str]:
     """What starts vLLM from `environment` (a virtual environment's folder) at settings.vllm_url, with the reader model, whose
     folder is there. `more`: further arguments of `vllm serve`. Raises UserError where vLLM is not installed."""
-    model = settings.data_dir / "models" / f"{NAME}-bf16" if settings.model == "embedded" else Path(settings.model)
+    model = embedded_place() if settings.model == "embedded" else Path(settings.model)
     if not (environment / "bin" / "vllm").exists():
         raise UserError(f"{environment} has no vLLM: make vllm")
     url = urlsplit(settings.vllm_url)

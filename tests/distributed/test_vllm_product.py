@@ -67,7 +67,7 @@ class Product:
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     try:
-        model = embedded_model(ROOT / "build" / "test-models")
+        model = embedded_model()
     except ModelUnsupported as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("product")
