@@ -140,6 +140,7 @@ def test_an_engine_under_three_bursts_answers_whom_it_took_and_tells_the_others_
                 taken.append(site.engine.submit(site.request(max_tokens=4)))
             except Overloaded as refused:
                 told.append(refused.retry_after)
+            assert site.engine._admission.live() <= 10  # two that are answered, and four times as many that wait
         outcomes = await asyncio.gather(*map(drain, taken))
         assert len({outcome.text for outcome in outcomes}) == 1
         for _ in range(200):  # the last one leaves a moment after its answer
@@ -152,7 +153,7 @@ def test_an_engine_under_three_bursts_answers_whom_it_took_and_tells_the_others_
         await drain(site.engine.submit(site.request(max_tokens=4)))
         for _ in range(3):
             taken, told = await burst()
-            assert 2 <= taken <= 10
+            assert 2 <= taken < 30
             assert taken + len(told) == 30
             assert all(seconds is not None and 1 <= seconds <= 60 for seconds in told)
 
