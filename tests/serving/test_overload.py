@@ -140,7 +140,7 @@ def test_an_engine_under_three_bursts_answers_whom_it_took_and_tells_the_others_
                 taken.append(site.engine.submit(site.request(max_tokens=4)))
             except Overloaded as refused:
                 told.append(refused.retry_after)
-            assert site.engine._admission.live() <= 10  # two that are answered, and four times as many that wait
+            assert len(site.engine._admission.live()) <= 10  # two that are answered, and four times as many that wait
         outcomes = await asyncio.gather(*map(drain, taken))
         assert len({outcome.text for outcome in outcomes}) == 1
         for _ in range(200):  # the last one leaves a moment after its answer
