@@ -34,9 +34,6 @@ class Placed(Protocol):
     def best(self) -> torch.Tensor: ...
 
     @property
-    def tokens(self) -> int: ...
-
-    @property
     def tail_start(self) -> int: ...
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -236,3 +237,22 @@ def test_what_is_found_is_the_chunk_from_its_start_on(
             read = reader.tokenizer.decode(plan.tail[plan.turns[0].text : p.end])
             assert read.endswith(reader.tokenizer.decode(stored.token_ids[: p.skip + p.end - p.start]))
     assert passages_in(reader, f"{before}\n\n{chunk}\n\n{after}", stored)[1]
+
+
+def test_the_share_that_default_computes_again_goes_by_what_is_new_or_moved_and_not_by_the_turns_before_it() -> None:
+    """In a long conversation a file that was stored for another place is read as thoroughly as in a short prompt."""
+    stored = torch.arange(5000, 6000)
+    placed = SimpleNamespace(
+        stored=stored, fresh=torch.arange(6000, 6040), spans=[(5000, 6000)], anchors=stored[:0], best=stored[:0], tail_start=6000,
+        plain=True,
+    )  # fmt: skip
+    attention = torch.arange(6040.0)
+
+    class Probe:
+        layers = 10
+
+        def question_attention(self, rows: int, first: int, last: int) -> Generator[None, None, torch.Tensor]:
+            yield
+            return attention
+
+    assert len(drive(default.Default().choose(placed, Probe()))) == default.SHARE * len(stored)  # type: ignore[arg-type]

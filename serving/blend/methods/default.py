@@ -1,4 +1,5 @@
-"""What the product serves: question-aware recompute as far as the prompt's length leaves time for it.
+"""What the product serves: question-aware recompute as far as the prompt's length leaves time for it. Its length is that of
+what is new in it and of what was stored for another place: in a conversation the turns before it do not count.
 
 A short prompt is fast anyway and gains most from recompute; in a long one each recomputed row costs more and the reader
 waits longest, so the share tapers to the labels' first tokens and then to none. Chunks compiled behind filler passages carry
@@ -18,7 +19,7 @@ from serving.blend.methods.question import Question
 from serving.blend.methods.reuse import Reuse
 
 SHARE = 0.25
-WHOLE_UNTIL, NOTHING_FROM, ANCHORS_UNTIL = 2304, 3840, 6144  # prompt tokens
+WHOLE_UNTIL, NOTHING_FROM, ANCHORS_UNTIL = 2304, 3840, 6144  # tokens
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Default(Choosing):
         return cls()
 
     def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
-        short = placed.tokens <= ANCHORS_UNTIL
-        chosen = Question(recompute_share(placed.tokens)) if short else Reuse()
+        tokens = len(placed.stored) + len(placed.fresh)  # what stands as it was costs nothing, and is not wrong
+        chosen = Question(recompute_share(tokens)) if tokens <= ANCHORS_UNTIL else Reuse()
         return (yield from chosen.choose(placed, probe))
 
 
-def recompute_share(prompt_tokens: int) -> float:
+def recompute_share(tokens: int) -> float:
     """Share of the stored tokens that are computed again in a prompt of this length."""
-    left = (NOTHING_FROM - prompt_tokens) / (NOTHING_FROM - WHOLE_UNTIL)
+    left = (NOTHING_FROM - tokens) / (NOTHING_FROM - WHOLE_UNTIL)
     return SHARE * min(1.0, max(0.0, left))
