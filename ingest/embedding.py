@@ -38,9 +38,13 @@ class Asked:
         self.wanted = False
 
     def result(self, check: Callable[[], None]) -> Vectors:
-        """Wait for the vectors. Raises what `check` raises, which is called all the while."""
+        """Wait for the vectors. Raises what `check` raises, which is called all the while; then they are wanted no more."""
         while True:
-            check()
+            try:
+                check()
+            except BaseException:
+                self.drop()
+                raise
             try:
                 return self.done.result(_LOOK_SECONDS)
             except TimeoutError:
@@ -98,12 +102,16 @@ class EmbedQueue:
         each.sort(key=lambda one: len(one[0].texts[one[1]]))
         for start in range(0, len(each), BATCH):
             some = [(asked, index) for asked, index in each[start : start + BATCH] if asked.wanted]
-            vectors = self._batch([asked.texts[index] for asked, index in some]) if some else []
+            vectors = self._batch(some) if some else []
             for (asked, index), vector in zip(some, vectors, strict=True):
                 asked.answer(index, vector)
 
-    def _batch(self, texts: Sequence[str]) -> Vectors:
-        """One vector per text, None for one that the embedder cannot take: it fails alone, not its whole batch."""
+    def _batch(self, some: Sequence[tuple[Asked, int]]) -> Vectors:
+        """One vector per text, None for one that the embedder cannot take: it fails alone, not its whole batch. What nobody wants
+        any more, as in a process that ends, is not tried again."""
+        texts = [asked.texts[index] for asked, index in some]
+        if not any(asked.wanted for asked, _ in some):
+            return [None] * len(some)
         try:
             vectors = self._embedder.embed(texts)
         except Exception as error:  # noqa: BLE001 - one text's fault stays with that text
@@ -111,5 +119,5 @@ class EmbedQueue:
             if len(texts) == 1:
                 return [None]
             half = len(texts) // 2
-            return [*self._batch(texts[:half]), *self._batch(texts[half:])]
+            return [*self._batch(some[:half]), *self._batch(some[half:])]
         return [vector if all(map(math.isfinite, vector)) else None for vector in vectors]

@@ -114,7 +114,7 @@ def test_a_file_in_work_is_another_workers_at_once(small_site: Site) -> None:
     site.start("worker", "worker-2")
     first.terminate()
     ended(first, 40)
-    assert "handed_over" in site.log("worker-1")
+    assert "handed_over" in (site.folder / "worker-1.log").read_text()
     catalogue = site.catalogue()
     try:
         with catalogue.read() as session:
