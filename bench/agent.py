@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bench.harness import console, write_record
-from bench.ingest import TENANT, Run, embedded, upload
+from bench.harness import console, reader_folder, write_record
+from bench.ingest import TENANT, Run, upload
 from precompute.frame import Turn
 from retrieval.known import KnownText
 from serving.engine.torch_engine import TorchEngine
@@ -44,7 +44,7 @@ def run(
     requests, files = read_trace(trace)
     shutil.rmtree(workdir / "agent", ignore_errors=True)
     settings = Settings(
-        data_dir=workdir / "agent", model=model or embedded(), device=device, dtype=dtype, canary_share=1.0, threads=1
+        data_dir=workdir / "agent", model=str(reader_folder(model)), device=device, dtype=dtype, canary_share=1.0, threads=1
     )
     wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes)
     try:

@@ -29,9 +29,14 @@ from storage.errors import UserError
 from storage.kvstore import KVStore
 
 
+def reader_folder(model: str | None) -> Path:
+    """The folder that `--model DIR` names, or the embedded model's."""
+    return Path(model) if model else embedded_model()
+
+
 def load_reader(model: str | None, *, device: str = "cpu", dtype: str = "bfloat16") -> Reader:
-    """The reader of `--model DIR`, or the embedded one."""
-    folder = Path(model) if model else embedded_model()
+    """The reader of that folder. Raises UserError."""
+    folder = reader_folder(model)
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is no model folder: config.json is missing")
     reader = Reader(folder, device=device, dtype=dtype)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from sqlalchemy import select
 
-from bench.harness import write_record
+from bench.harness import reader_folder, write_record
 from bench.overlap import Watch, encoder_seconds
 from ingest.attach import attach
 from ingest.files import store_file
@@ -50,7 +50,7 @@ def run(
     """Run over the folder twice; the figures, which are also written to `out`."""
     shutil.rmtree(workdir / "ingest", ignore_errors=True)
     settings = Settings(
-        data_dir=workdir / "ingest", model=model or embedded(), device=device, dtype=dtype
+        data_dir=workdir / "ingest", model=str(reader_folder(model)), device=device, dtype=dtype
     )
     wiring = Wiring(settings)
     try:
@@ -59,13 +59,6 @@ def run(
         wiring.close()
     write_record(record, out)
     return record
-
-
-def embedded() -> str:
-    """The embedded model's folder."""
-    from precompute.embedded import embedded_model
-
-    return str(embedded_model())
 
 
 def _measure(wiring: Wiring, path: Path, prompt_tokens: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.harness import write_record
+from bench.harness import reader_folder, write_record
 from ingest.attach import attach
 from ingest.files import store_file
 from ingest.job_view import view
@@ -54,9 +54,7 @@ def run(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "rules.yaml").write_text(RULES)
-    from precompute.embedded import embedded_model
-
-    chosen = model or str(embedded_model())
+    chosen = str(reader_folder(model))
     wiring = Wiring(Settings(data_dir=folder, model=chosen, policy_file=str(folder / "rules.yaml"), lease_seconds=600))
     try:
         record = {"kind": kind, **_measure(wiring, files, file_bytes, KINDS[kind], seconds)}

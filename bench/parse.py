@@ -21,11 +21,10 @@ from typing import Any
 from rich.table import Table
 
 from bench.documents import generated
-from bench.harness import console, write_record
+from bench.harness import console, reader_folder, write_record
 from ingest.chunker import cut
 from ingest.detect import detect
 from ingest.parsers import PARSERS
-from precompute.embedded import embedded_model
 from precompute.tokenizer import ReaderTokenizer
 from retrieval.embedder import SentenceEmbedder
 from storage.errors import FileError, UserError
@@ -72,7 +71,7 @@ class _Chunker:
 
 def run(*, path: Path | None, megabytes: float, out: Path | None, workdir: Path, model: str | None) -> dict[str, Any]:
     """Read a folder, or generated files of each kind; the figures by parser, which are also written to `out`."""
-    chunker = _Chunker(ReaderTokenizer(Path(model) if model else embedded_model()), SentenceEmbedder())
+    chunker = _Chunker(ReaderTokenizer(reader_folder(model)), SentenceEmbedder())
     files = list(_of_folder(path) if path is not None else generated(megabytes))
     for data, name in files[:1]:
         _measure(defaultdict(Stages), data, name, chunker)

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.harness import console, write_record
+from bench.harness import console, reader_folder, write_record
 from ingest.chunker import cut
 from ingest.parsers import parse
 from precompute.tokenizer import ReaderTokenizer
@@ -152,12 +152,8 @@ def run(
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Figures by way of chunking, also those that cannot run, with the reason."""
-    from precompute.embedded import embedded_model
-
     workdir.mkdir(parents=True, exist_ok=True)
-
-    folder = Path(model) if model else embedded_model()
-    tools = Tools(ReaderTokenizer(folder), SentenceEmbedder(dtype=dtype))
+    tools = Tools(ReaderTokenizer(reader_folder(model)), SentenceEmbedder(dtype=dtype))
     documents = {str(p.relative_to(corpus)): parse(p.read_bytes(), p.name) for p in sorted(corpus.rglob("*")) if p.is_file()}
     asked = _questions(questions, documents)
     record: dict[str, Any] = {"questions": len(asked), "budget_tokens": BUDGET, "ways": {}}

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from bench.harness import reader_folder
 from bench.live_service import cpu_seconds
 from bench.ttft import QUESTION, chunks_for
-from precompute.embedded import embedded_model
 from serving.engine.types import GenerateRequest, Message, Outcome
 from serving.engine.vllm import VLLMEngine
 from serving.local_broker import free_port
@@ -85,7 +85,7 @@ def vllm_site(
     """vLLM from the environment `vllm`, and chunks for prompts of `lengths` in its store. Raises UserError."""
     folder = (workdir / "vllm").resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    chosen = str(Path(model).resolve() if model else embedded_model().resolve())
+    chosen = str(reader_folder(model).resolve())
     given = load_settings(model=chosen, device=device, dtype=dtype, engine="vllm")
     settings = replace(given, data_dir=folder, vllm_url=f"http://127.0.0.1:{free_port()}", max_requests=AT_ONCE)
     prompts = _store(settings, lengths)

@@ -38,13 +38,9 @@ class Asked:
         self.wanted = False
 
     def result(self, check: Callable[[], None]) -> Vectors:
-        """Wait for the vectors. Raises what `check` raises, which is called all the while; then they are wanted no more."""
+        """Wait for the vectors. Raises what `check` raises, which is called all the while."""
         while True:
-            try:
-                check()
-            except BaseException:
-                self.drop()
-                raise
+            check()
             try:
                 return self.done.result(_LOOK_SECONDS)
             except TimeoutError:
@@ -109,9 +105,9 @@ class EmbedQueue:
     def _batch(self, some: Sequence[tuple[Asked, int]]) -> Vectors:
         """One vector per text, None for one that the embedder cannot take: it fails alone, not its whole batch. What nobody wants
         any more, as in a process that ends, is not tried again."""
-        texts = [asked.texts[index] for asked, index in some]
         if not any(asked.wanted for asked, _ in some):
             return [None] * len(some)
+        texts = [asked.texts[index] for asked, index in some]
         try:
             vectors = self._embedder.embed(texts)
         except Exception as error:  # noqa: BLE001 - one text's fault stays with that text

@@ -24,7 +24,9 @@ from transformers import (
     StableLmConfig,
 )
 
+from precompute.embedded import embedded_model
 from precompute.reader import Reader
+from storage.errors import ModelUnsupported
 from storage.types import RetrievedChunk
 
 MAX_POSITIONS = 2048
@@ -138,6 +140,15 @@ class Models:
             folder = self.folder(name, **made_of)
             self._readers[name, dtype] = Reader(folder, dtype=dtype, filler=1)
         return self._readers[name, dtype]
+
+
+@pytest.fixture(scope="session")
+def embedded_folder() -> Path:
+    """The embedded model's folder, converted once, into the user's cache."""
+    try:
+        return embedded_model()
+    except ModelUnsupported as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

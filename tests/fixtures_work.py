@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import tempfile
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,15 @@ from storage.folder import FolderStore
 from storage.keys import token_bytes
 from storage.policy.rules import Policy
 from storage.types import Block, Chunk, ParsedDocument
+
+
+def zipped_texts(**files: str) -> bytes:
+    """A zip of `NAME.txt` for each."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(f"{name}.txt", text)
+    return data.getvalue()
 
 
 class WordTokenizer:

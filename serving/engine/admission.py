@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from storage.errors import Overloaded
+from storage.errors import Overloaded, PrereadError
 
 if TYPE_CHECKING:
     from serving.engine.generation import Emitted
@@ -35,6 +35,11 @@ class Admission:
     def live(self) -> list[Emitted]:
         with self._lock:
             return list(self._live)
+
+    def end_all(self, error: PrereadError) -> None:
+        """End every answer that is there with this error."""
+        for generation in self.live():
+            generation.end(error)
 
     def check(self) -> None:
         """Raises Overloaded if there is no room for one more."""

@@ -170,8 +170,7 @@ class TorchEngine:
 
     def abandon(self) -> None:
         """See `Engine.abandon`."""
-        for generation in self._admission.live():
-            generation.end(Stopping())
+        self._admission.end_all(Stopping())
 
     def close(self) -> None:
         self._inbox.put(None)

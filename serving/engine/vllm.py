@@ -151,12 +151,10 @@ class VLLMEngine:
 
     def abandon(self) -> None:
         """See `Engine.abandon`."""
-        for generation in self._admission.live():
-            generation.end(Stopping())
+        self._admission.end_all(Stopping())
 
     def close(self) -> None:
-        for generation in self._admission.live():
-            generation.end(PrereadError("the engine was closed", code="cancelled"))
+        self._admission.end_all(PrereadError("the engine was closed", code="cancelled"))
         self._wait(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 from cli_kit import Running, Shell
 
-from precompute.embedded import embedded_model
 from serving.local_broker import free_port
-from storage.errors import ModelUnsupported
 
 
 @pytest.fixture
@@ -24,12 +22,8 @@ def shell(tmp_path: Path) -> Shell:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory, embedded_folder: Path) -> Iterator[Running]:
     """`preread up` on a folder of its own, ready."""
-    try:
-        model = embedded_model()
-    except ModelUnsupported as error:
-        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("up")
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PREREAD_")}
     shell = Shell(
@@ -37,7 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             **kept,
             "PREREAD_DATA_DIR": str(folder / "data"),
             "PREREAD_PORT": str(free_port()),
-            "PREREAD_MODEL": str(model),
+            "PREREAD_MODEL": str(embedded_folder),
             "PREREAD_THREADS": "1",
             "PREREAD_SOURCE_ROOTS": str(folder / "sources"),
         }

@@ -9,18 +9,7 @@ from pathlib import Path
 import pytest
 from live_site import Backends, Site
 
-from precompute.embedded import embedded_model
 from serving.local_broker import LocalBroker, server_binary
-from storage.errors import ModelUnsupported
-
-
-@pytest.fixture(scope="session")
-def model_folder() -> Path:
-    """The embedded model; converted once, into the user's cache."""
-    try:
-        return embedded_model()
-    except ModelUnsupported as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -56,10 +45,10 @@ def backends(request: pytest.FixtureRequest) -> Backends:
 
 @pytest.fixture
 def site(
-    tmp_path: Path, backends: Backends, broker: LocalBroker | None, model_folder: Path
+    tmp_path: Path, backends: Backends, broker: LocalBroker | None, embedded_folder: Path
 ) -> Iterator[Site]:
     """One API, two workers and the beat, ready."""
-    site = Site(tmp_path, backends, broker, model_folder)
+    site = Site(tmp_path, backends, broker, embedded_folder)
     try:
         site.start("serve")
         site.start("worker", "worker-1")

@@ -25,9 +25,9 @@ NEVER = "3600"  # seconds: what is given back by a lease's end, or counted by a 
 
 
 @pytest.fixture
-def site(tmp_path: Path, broker: LocalBroker, model_folder: Path) -> Iterator[Site]:
+def site(tmp_path: Path, broker: LocalBroker, embedded_folder: Path) -> Iterator[Site]:
     """An API. There is no beat: nobody reaps."""
-    yield from started(tmp_path, broker, model_folder)
+    yield from started(tmp_path, broker, embedded_folder)
 
 
 @pytest.fixture

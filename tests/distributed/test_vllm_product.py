@@ -15,9 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from precompute.embedded import embedded_model
 from serving.local_broker import free_port
-from storage.errors import ModelUnsupported
 
 ROOT = Path(__file__).parents[2]
 VLLM = ROOT / "build" / "vllm"
@@ -65,15 +63,11 @@ class Product:
 
 
 @pytest.fixture(scope="module")
-def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    try:
-        model = embedded_model()
-    except ModelUnsupported as error:
-        pytest.skip(str(error))
+def product(tmp_path_factory: pytest.TempPathFactory, embedded_folder: Path) -> Iterator[Product]:
     folder = tmp_path_factory.mktemp("product")
     data, port = folder / "data", free_port()
     settings = {
-        "DATA_DIR": data, "PORT": port, "VLLM_URL": f"http://127.0.0.1:{free_port()}", "MODEL": model, "THREADS": 1,
+        "DATA_DIR": data, "PORT": port, "VLLM_URL": f"http://127.0.0.1:{free_port()}", "MODEL": embedded_folder, "THREADS": 1,
         "DTYPE": "float32",
     }  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREREAD_")}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import threading
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fixtures_work import Work
+from fixtures_work import Work, zipped_texts
 
 from ingest import expand, files, pipeline
 from ingest.files import SOURCE_PURPOSE, drop_source_files, store_file
@@ -18,14 +16,6 @@ from ingest.leases import claim_file
 from ingest.ticker import reap
 from storage.catalogue.schema import File, JobFile
 from storage.errors import FileError, StorageUnavailable
-
-
-def zipped(**files: str) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(f"{name}.txt", text)
-    return data.getvalue()
 
 
 def begun(work: Work) -> Any:
@@ -42,7 +32,7 @@ def due_now(work: Work) -> None:
 def test_a_file_that_is_deleted_between_unpacking_and_commit_is_unpacked_again(work: Work) -> None:
     corpus = work.corpus()
     old = store_file(work.catalogue, work.objects, "t1", "a.zip!/m.txt", b"one", SOURCE_PURPOSE)
-    work.upload(corpus, {"a.zip": zipped(m="one", n="two")})
+    work.upload(corpus, {"a.zip": zipped_texts(m="one", n="two")})
     run = begun(work)
     drop_source_files(work.catalogue, work.objects, "t1", [old.id])  # as another commit's end does
     run.finish()
@@ -90,7 +80,7 @@ def is_left(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_archive_that_is_not_committed_leaves_no_files(
     work: Work, monkeypatch: pytest.MonkeyPatch, accident: Callable[..., None]
 ) -> None:
-    work.upload(work.corpus(), {"a.zip": zipped(m="one", n="two")})
+    work.upload(work.corpus(), {"a.zip": zipped_texts(m="one", n="two")})
     with monkeypatch.context() as patch:
         accident(work, patch)
     with work.catalogue.read() as session:
@@ -100,8 +90,8 @@ def test_an_archive_that_is_not_committed_leaves_no_files(
 
 def test_what_is_needed_elsewhere_stays_when_an_archive_fails(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = work.corpus()
-    work.ingest(corpus, {"a.zip": zipped(m="one", n="two")})
-    work.upload(corpus, {"a.zip": zipped(m="one", n="changed")})
+    work.ingest(corpus, {"a.zip": zipped_texts(m="one", n="two")})
+    work.upload(corpus, {"a.zip": zipped_texts(m="one", n="changed")})
     with monkeypatch.context() as patch:
         fails_at_the_end(work, patch)
     with work.catalogue.read() as session:
@@ -117,7 +107,7 @@ def test_a_store_that_does_not_answer_is_asked_once_and_the_error_is_told(work: 
         asked.append(given[3])
         raise StorageUnavailable("down")
 
-    work.upload(work.corpus(), {"a.zip": zipped(m="one", n="two")})
+    work.upload(work.corpus(), {"a.zip": zipped_texts(m="one", n="two")})
     monkeypatch.setattr(files, "delete_file", down)
     fails_at_the_end(work, monkeypatch)
     assert len(asked) == 1
@@ -126,7 +116,7 @@ def test_a_store_that_does_not_answer_is_asked_once_and_the_error_is_told(work: 
 
 def test_a_run_that_has_lost_its_lease_leaves_the_files_to_the_one_that_holds_it(work: Work) -> None:
     corpus = work.corpus()
-    work.upload(corpus, {"a.zip": zipped(m="one", n="two")})
+    work.upload(corpus, {"a.zip": zipped_texts(m="one", n="two")})
     late = begun(work)
     with work.catalogue.write() as session:
         session.query(JobFile).update({"lease_expires": 0.0})

@@ -9,12 +9,11 @@ import subprocess
 import sys
 import tarfile
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_work import Work
+from fixtures_work import Work, zipped_texts
 from git_kit import git
 from sqlalchemy import update
 
@@ -25,14 +24,6 @@ from ingest.planner import SourcePlanner
 from ingest.sources import Reach
 from ingest.sync import queue_sync
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile, Upload
-
-
-def zipped(**files: str) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(f"{name}.txt", text)
-    return data.getvalue()
 
 
 def tarred(**files: str) -> bytes:
@@ -73,7 +64,7 @@ def test_archives_in_a_source_are_unpacked_as_uploads_are(work: Work, tmp_path: 
     root = tmp_path / "docs"
     root.mkdir()
     for name, data in {
-        "a.zip": zipped(m="one", n="two"), "deep.tgz": tarred(t="three"), "plain.txt": b"four",
+        "a.zip": zipped_texts(m="one", n="two"), "deep.tgz": tarred(t="three"), "plain.txt": b"four",
         "log.gz": gzip.compress(b"no tar " * 200), "old.7z": b"7z\xbc\xaf\x27\x1c" + b"\0" * 40, "image.png": b"\x89PNG\0\0",
     }.items():  # fmt: skip
         (root / name).write_bytes(data)
@@ -97,11 +88,11 @@ def test_archives_in_a_source_are_unpacked_as_uploads_are(work: Work, tmp_path: 
 def test_an_archive_that_leaves_its_source_takes_its_files_along(work: Work, tmp_path: Path) -> None:
     root = tmp_path / "docs"
     root.mkdir()
-    (root / "a.zip").write_bytes(zipped(m="one", n="two"))
+    (root / "a.zip").write_bytes(zipped_texts(m="one", n="two"))
     (root / "b.txt").write_text("stays")
     corpus = work.corpus(source={"type": "folder", "path": str(root)})
     synced(work, corpus, tmp_path)
-    (root / "a.zip").write_bytes(zipped(m="one"))
+    (root / "a.zip").write_bytes(zipped_texts(m="one"))
     synced(work, corpus, tmp_path)
     assert work.chunks(corpus) == ["one", "stays"]
     (root / "a.zip").unlink()
@@ -113,7 +104,7 @@ def test_an_archive_that_leaves_its_source_takes_its_files_along(work: Work, tmp
 
 def test_the_files_of_an_archive_go_when_a_text_takes_its_path(work: Work) -> None:
     corpus = work.corpus()
-    work.ingest(corpus, {"a": zipped(m="the old limit is ten")})
+    work.ingest(corpus, {"a": zipped_texts(m="the old limit is ten")})
     assert "the old limit is ten" in work.chunks(corpus)
     work.ingest(corpus, {"b": "other", "b!/c.txt": "stays too"})
     work.ingest(corpus, {"a": "the new limit is twenty", "b": "changed"})
@@ -152,7 +143,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_what_a_killed_worker_had_unpacked_is_found_and_forgotten(work: Work, tmp_path: Path) -> None:
     corpus = work.corpus()
-    work.upload(corpus, {"a.zip": zipped(m="one", n="two")})
+    work.upload(corpus, {"a.zip": zipped_texts(m="one", n="two")})
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent.parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run(command, env=environment, check=False, timeout=300).returncode == -9
@@ -168,8 +159,8 @@ def test_what_a_killed_worker_had_unpacked_is_found_and_forgotten(work: Work, tm
 
 def test_what_a_document_a_job_or_an_upload_needs_is_no_leftover(work: Work) -> None:
     corpus = work.corpus()
-    work.ingest(corpus, {"a.zip": zipped(m="one")})
-    work.upload(corpus, {"b.zip": zipped(n="two")})
+    work.ingest(corpus, {"a.zip": zipped_texts(m="one")})
+    work.upload(corpus, {"b.zip": zipped_texts(n="two")})
     waiting = store_file(work.catalogue, work.objects, "t1", "w", b"waits", SOURCE_PURPOSE)
     part = store_file(work.catalogue, work.objects, "t1", "p", b"part", PART + "u1")
     store_file(work.catalogue, work.objects, "t1", "q", b"refused", PART + "nobody")

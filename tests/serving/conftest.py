@@ -16,9 +16,7 @@ from model_kit import Service, Shared, serving
 from rude_server import RudeServer
 from s3_kit import MakeSite, S3Site, connected, impatient
 
-from precompute.embedded import embedded_model
 from serving.engine import rates
-from storage.errors import ModelUnsupported
 from storage.s3 import S3Store
 
 
@@ -32,15 +30,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def site(tmp_path: Path) -> Iterator[Site]:
     with running_site(tmp_path) as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def embedded_folder() -> Path:
-    """The embedded model's folder, converted once, into the user's cache."""
-    try:
-        return embedded_model()
-    except ModelUnsupported as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import torch
 from api_kit import Site
-from fixtures_work import Work, make_work
+from fixtures_work import Work, make_work, paragraphs
 from sqlalchemy import select
 
 from ingest.site_sync import SiteSync
@@ -25,6 +25,7 @@ from storage.site_key import SiteKey
 from storage.types import KVProfile, KVRecord, ObjectStore
 
 LEASE, EXCHANGE = 30.0, 5.0
+FILES: dict[str, str | bytes] = {"a.txt": paragraphs(3, tag="a"), "b.txt": paragraphs(2, tag="b")}
 PROFILE = KVProfile(
     model="tiny", weights="w", tokenizer="t", frame="f", conditioning="none", codec="raw", dtype="float32",
     layers=1, kv_heads=1, head_dim=4,
@@ -138,6 +139,26 @@ def child_of(site: Site, folder: Path, key: SiteKey, url: str = "") -> Iterator[
     yield Child(work, key, peer, store, objects, clock, sync, work.objects)
     peer.close()
     work.catalogue.close()
+
+
+def settle(child: Child) -> None:
+    """Exchange until in step."""
+    for _ in range(5):
+        if child.sync.step():
+            return
+    raise AssertionError("never in step")
+
+
+@contextmanager
+def child_in_step(site: Site, corpus: str, folder: Path) -> Iterator[Child]:
+    """A child with the documents of `corpus`, which are FILES, in step, that has fetched all their KV."""
+    with child_of(site, folder, register(site)) as made:
+        made.ingest(FILES)
+        settle(made)
+        assert set(keys_of(made.work)) == set(keys_of(site.work, corpus)), "the same text has the same keys at both"
+        for key in keys_of(made.work):
+            assert isinstance(made.read(key), KVRecord)
+        yield made
 
 
 def ask(

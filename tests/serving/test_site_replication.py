@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 from api_kit import Site
 from fixtures_work import paragraphs
-from site_kit import Child, child_of, keys_of, parent_corpus, register
+from site_kit import FILES, Child, child_in_step, child_of, keys_of, parent_corpus, register, settle
 
 from storage.catalogue import sites
 from storage.catalogue.schema import Site as SiteRow
 from storage.errors import StorageUnavailable
-from storage.types import KVRecord
-
-FILES: dict[str, str | bytes] = {"a.txt": paragraphs(3, tag="a"), "b.txt": paragraphs(2, tag="b")}
 
 
 @pytest.fixture
@@ -25,22 +22,8 @@ def corpus(site: Site) -> str:
 
 @pytest.fixture
 def child(site: Site, corpus: str, tmp_path: Path) -> Iterator[Child]:
-    """A child with the same documents, in step, that has fetched all their KV."""
-    with child_of(site, tmp_path / "child", register(site)) as made:
-        made.ingest(FILES)
-        settle(made)
-        assert set(keys_of(made.work)) == set(keys_of(site.work, corpus)), "the same text has the same keys at both"
-        for key in keys_of(made.work):
-            assert isinstance(made.read(key), KVRecord)
+    with child_in_step(site, corpus, tmp_path / "child") as made:
         yield made
-
-
-def settle(child: Child) -> None:
-    """Exchange until in step."""
-    for _ in range(5):
-        if child.sync.step():
-            return
-    raise AssertionError("never in step")
 
 
 def test_pushed_corpora_are_fetched_ahead_of_any_reader(site: Site, corpus: str, tmp_path: Path) -> None:

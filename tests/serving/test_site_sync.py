@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api_kit import Site
 from fixtures_work import open_work, paragraphs
-from site_kit import EXCHANGE, LEASE, Child, call, child_of, keys_of, parent_corpus, register
+from site_kit import EXCHANGE, FILES, LEASE, Child, call, child_in_step, child_of, keys_of, parent_corpus, register, settle
 from sqlalchemy import select
 
 from storage.catalogue import sites, tombstones
@@ -20,8 +20,6 @@ from storage.catalogue.schema import Site as SiteRow
 from storage.errors import StorageUnavailable
 from storage.types import KVRecord, Miss
 
-FILES: dict[str, str | bytes] = {"a.txt": paragraphs(3, tag="a"), "b.txt": paragraphs(2, tag="b")}
-
 
 @pytest.fixture
 def corpus(site: Site) -> str:
@@ -30,22 +28,8 @@ def corpus(site: Site) -> str:
 
 @pytest.fixture
 def child(site: Site, corpus: str, tmp_path: Path) -> Iterator[Child]:
-    """A child with the same documents, in step, that has fetched all their KV."""
-    with child_of(site, tmp_path / "child", register(site)) as made:
-        made.ingest(FILES)
-        settle(made)
-        assert set(keys_of(made.work)) == set(keys_of(site.work, corpus)), "the same text has the same keys at both"
-        for key in keys_of(made.work):
-            assert isinstance(made.read(key), KVRecord)
+    with child_in_step(site, corpus, tmp_path / "child") as made:
         yield made
-
-
-def settle(child: Child) -> None:
-    """Exchange until in step."""
-    for _ in range(5):
-        if child.sync.step():
-            return
-    raise AssertionError("never in step")
 
 
 def delete_file(site: Site, corpus: str, path: str) -> dict[str, Any]:

@@ -7,34 +7,19 @@ import time
 
 import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
-from kv_samples import record, same
-from rude_server import RudeServer
+from kv_samples import same
+from s3_reads_kit import DATA, RECORD
 from urllib3.exceptions import ProtocolError
 
 from storage.breaker import Breaker
 from storage.errors import ObjectMissing, StorageTimeout, StorageUnavailable
-from storage.format import encode
 from storage.kvstore import KVStore
 from storage.retry import Retry
 from storage.s3 import S3Store
 from storage.s3_errors import is_trouble
 from storage.types import Miss
 
-RECORD = record(tokens=50)
-DATA = b"".join(encode(RECORD))
 SECRET_KEY = "hush-hush-secret"
-
-
-@pytest.fixture(scope="module")
-def running_server():
-    with RudeServer(DATA) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running_server):
-    running_server.plan, running_server.always, running_server.requests = [], None, []
-    return running_server
 
 
 @pytest.fixture(scope="module")
