@@ -84,7 +84,7 @@ class Site:
             **self.backends.environ,
         }
 
-    def wait_ready(self, seconds: float = 60) -> None:
+    def wait_ready(self, seconds: float = 300) -> None:
         def ready() -> bool:
             assert self.processes["serve"].poll() is None, self.log("serve")
             try:
@@ -115,7 +115,7 @@ class Site:
         job: dict[str, Any] = self.call("GET", f"/jobs/{job_id}")
         return job
 
-    def wait_job(self, job_id: str, seconds: float = 60) -> dict[str, Any]:
+    def wait_job(self, job_id: str, seconds: float = 300) -> dict[str, Any]:
         ended = ("completed", "completed_with_errors", "failed", "cancelled")
         return until(
             lambda: (j := self.job(job_id))["status"] in ended and j, seconds, f"the end of {job_id}"

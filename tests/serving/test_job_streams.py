@@ -90,7 +90,7 @@ def test_a_stream_outlives_a_moment_without_a_database(site: Site, monkeypatch: 
 
 def test_a_client_that_left_is_not_looked_for(site: Site, looks: list[list[str]]) -> None:
     [job] = waiting_jobs(site, 1)
-    with httpx.Client(base_url=site.url, headers={"authorization": f"Bearer {site.admin_key}"}, timeout=20) as http:
+    with httpx.Client(base_url=site.url, headers={"authorization": f"Bearer {site.admin_key}"}, timeout=120) as http:
         with http.stream("GET", f"/v1/jobs/{job}/events") as reply:
             next(reply.iter_lines())
     end = time.monotonic() + 30
