@@ -304,17 +304,20 @@ def serve(
     key: Annotated[str | None, typer.Option(help="Its API key.", envvar="BENCH_KEY")] = None,
     engine: Engine = "torch",
     vllm: VLLM = VLLM_ENVIRONMENT,
+    trace: Annotated[str | None, typer.Option(help="Of vLLM, instead: recurring, prefix or chats.")] = None,
     out: Out = None,
     workdir: Workdir = WORKDIR,
     model: Model = None,
 ) -> None:
     """The real service under load: first tokens, goodput and shedding; or its memory, idle or over many requests."""
-    from bench import endurance, idle_streams
+    from bench import endurance, idle_streams, vllm_trace
     from bench import serve as serve_load
 
     _check_engine(engine)
     if engine == "vllm" and (idle or requests or url):
         raise UserError("--engine vllm starts a service of its own, under load")
+    if trace and engine != "vllm":
+        raise UserError("--trace is one of vLLM's: add --engine vllm")
     if (idle or requests) and url:
         raise UserError("--idle and --requests look at a process's memory: they start a service of their own")
     if tiny:
@@ -323,6 +326,11 @@ def serve(
         record = idle_streams.run(streams=idle, out=out, workdir=workdir, model=model)
     elif requests:
         record = endurance.run(requests=requests, out=out, workdir=workdir, model=model)
+    elif trace:
+        record = vllm_trace.run(
+            trace=trace, rates=[float(word) for word in _words(rates)], methods=_words(methods), seconds=seconds,
+            ttft_limit=ttft_limit, answer_tokens=answer_tokens, vllm=vllm, out=out, workdir=workdir, model=model,
+        )  # fmt: skip
     else:
         record = serve_load.run(
             rates=[float(word) for word in _words(rates)], methods=_words(methods), seconds=seconds,

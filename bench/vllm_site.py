@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import shutil
 import subprocess
 import time
@@ -53,10 +54,10 @@ class VLLMSite:
     pid: int
 
     def request(self, tokens: int, method: str, number: int, max_tokens: int = 1) -> GenerateRequest:
-        """Question `number` about a prompt. Equal numbers may find each other's blocks in vLLM's prefix cache, others not."""
-        chunks = self.prompts[tokens]
-        if method == "full":  # what is computed in full is shared by corpus, whatever is asked
-            chunks = tuple(replace(chunk, corpus_id=f"bench-{number}") for chunk in chunks)
+        """Question `number` about a prompt, whose chunks stand in an order of its own. Equal numbers may find each other's blocks
+        in vLLM's prefix cache, others not: what is computed in full is shared by corpus, what is blended by order."""
+        order = random.Random(number).sample(self.prompts[tokens], len(self.prompts[tokens]))
+        chunks = tuple(replace(chunk, corpus_id=f"bench-{number}") for chunk in order)
         messages = (Message("user", f"{QUESTION} ({number})"),)
         return GenerateRequest(messages, chunks, method=method, max_tokens=max_tokens, ignore_eos=True)
 

@@ -65,6 +65,10 @@ def union(*positions: torch.Tensor) -> torch.Tensor:
 class Choosing:
     """A method that computes all fresh tokens, and of the stored ones those that it chooses."""
 
+    def by_question(self, tokens: int) -> bool:
+        """Whether another question might choose other tokens, in a prompt of so many."""
+        return False
+
     def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
         """Positions of stored tokens to be computed again."""
         raise NotImplementedError

@@ -63,7 +63,8 @@ class GenerateRequest:
 @dataclass(frozen=True)
 class ChunkNotReused:
     chunk_id: int
-    reason: str  # a `Miss`, "pending" (KV not computed yet), "policy" (a rule keeps it out), "method" or "model"
+    reason: str  # a `Miss`, "pending" (KV not computed yet), "policy" (a rule keeps it out), "method" or "model";
+    # of vLLM "prefix" (the order comes again: read in full, so that its prefix cache has it) or "refused" (the plan)
 
 
 @dataclass(frozen=True)

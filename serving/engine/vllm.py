@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from precompute.spec import ReaderSpec
-from serving.blend.methods import parse_method
+from serving.blend.methods import Method, parse_method
 from serving.connector.asked import ask, read
 from serving.connector.plan import Plan, Told, cache_salt, plan_secret, sign
 from serving.engine import spans
 from serving.engine.admission import Admission
 from serving.engine.generation import Emitted
+from serving.engine.orders import Orders
 from serving.engine.planner import Planner
 from serving.engine.types import ChunkNotReused, ChunkReused, GenerateRequest, Outcome, Report
 from serving.engine.vllm_client import PROBE_S, SILENCE_S, Served, VLLMClient
-from serving.engine.vllm_request import body, full_salt, kv_plan, prompt_ids, refuse
+from serving.engine.vllm_request import body, full_salt, kv_plan, prompt_ids, refuse, thread_of
 from serving.engine.writer import TokenWriter
 from serving.passages import find_passages
 from serving.prompt import Passage, PromptPlan
@@ -76,6 +77,7 @@ class VLLMEngine:
         self.full_prefill_reason = reader.full_prefill_reason
         self._secret, self._owners = secret, owners
         self._planner = Planner(reader)
+        self._orders = Orders()
         self._admission = Admission(max_requests, 4 * max_requests)
         self._served: Served | None = None
         self._seen = 0.0  # when vLLM last gave a sign of life
@@ -105,13 +107,22 @@ class VLLMEngine:
         passages = plan.passages
         if not plan.frame and method.uses_stored:
             passages = find_passages(plan, request.known, self.reader.tokenizer.decode)
-        stored = self._stored(request, plan, passages) if method.uses_stored else None
+        stored = self._stored(request, plan, passages, method) if method.uses_stored else None
         salt = cache_salt(stored) if stored else full_salt(self._secret, request, plan)
         return Prepared(plan, prompt_ids(plan), passages, stored, salt, (time.perf_counter() - begun) * 1000)
 
-    def _stored(self, request: GenerateRequest, plan: PromptPlan, passages: Sequence[Passage]) -> Plan | None:
-        keys = sorted({key for each in passages if (key := each.chunk.kv_key)})
-        return kv_plan(self.reader, request, plan, passages, self._owners(keys), time.time()) if keys else None
+    def _stored(
+        self, request: GenerateRequest, plan: PromptPlan, passages: Sequence[Passage], method: Method
+    ) -> Plan | None:
+        keys = [key for each in passages if (key := each.chunk.kv_key)]
+        if not keys:
+            return None
+        # Passages are the same whatever is asked of them, where the question chooses nothing.
+        thread = thread_of(request) if not plan.frame or method.by_question(plan.tokens) else ""
+        order = full_salt(self._secret, request, plan) + "".join(keys)
+        if plan.frame and thread and self._orders.comes_again(order, thread):
+            return None
+        return kv_plan(self.reader, request, plan, passages, self._owners(sorted({*keys})), time.time(), thread)
 
     def submit(self, request: GenerateRequest, prepared: Prepared | None = None) -> VLLMGeneration:
         """See `Engine.submit`."""
@@ -269,10 +280,12 @@ class VLLMEngine:
 
     def _note(self, report: Report, passage: Passage, stored: Plan | None, told: Told) -> None:
         chunk = passage.chunk
-        if stored is None:
+        if self.full_prefill_reason or not parse_method(report.method).uses_stored:
             reason = "model" if self.full_prefill_reason else "method"
         elif chunk.kv_key is None:
             reason = "policy" if chunk.not_stored else "pending"
+        elif stored is None:
+            reason = "prefix"
         elif (missed := told.missed.get(chunk.kv_key)) is not None:
             reason = missed
         elif told.refused:

@@ -39,9 +39,10 @@ def prompt_ids(plan: PromptPlan) -> list[int]:
 
 def kv_plan(
     reader: ReaderSpec, request: GenerateRequest, plan: PromptPlan, passages: Sequence[Passage],
-    owners: frozenset[tuple[str, str]], now: float,
+    owners: frozenset[tuple[str, str]], now: float, thread: str,
 ) -> Plan | None:  # fmt: skip
-    """Where stored KV goes in this prompt; None where there is none. `owners`: tenant and sharing group of the keys."""
+    """Where stored KV goes in this prompt; None where there is none. `owners`: tenant and sharing group of the keys; `thread`:
+    see `thread_of`."""
     spans = []
     for number, each in enumerate(passages):
         if (key := each.chunk.kv_key) is None:
@@ -55,7 +56,7 @@ def kv_plan(
     tenants, groups = zip(*sorted(owners), strict=True) if owners else (("",), ("",))
     return Plan(
         reader.profile, tuple(spans), request.method, _tail_start(plan, spans), ",".join(dict.fromkeys(tenants)),
-        ",".join(dict.fromkeys(groups)), int(now) + PLAN_LIFE_S, thread=_thread(request), plain=not plan.frame,
+        ",".join(dict.fromkeys(groups)), int(now) + PLAN_LIFE_S, thread=thread, plain=not plan.frame,
     )  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def _tail_start(plan: PromptPlan, spans: Sequence[Span]) -> int:
     return spans[-1].end
 
 
-def _thread(request: GenerateRequest) -> str:
+def thread_of(request: GenerateRequest) -> str:
     """A conversation goes on with what its first question has chosen; another one chooses for itself."""
     first = next((m.content for m in request.messages if m.role == "user"), "")
     return hashlib.sha256("\0".join((request.scope, first)).encode("utf-8", "surrogatepass")).hexdigest()

@@ -8,7 +8,8 @@ const WHY = {
   absent: "its KV is not in the store", damaged: "its stored KV is damaged, and is being repaired", wrong_key: "its stored KV is of something else",
   wrong_layout: "its stored KV has an unknown layout", unavailable: "the store did not answer",
   slow: "computing it took less time than reading it would have", timeout: "the store was slower than computing it",
-  unsynced: "this site has not heard from its parent", pending: "its KV has not been computed yet", policy: "a rule keeps its KV out of the store",
+  unsynced: "this site has not heard from its parent", pending: "its KV has not been computed yet", policy: "a rule keeps its KV out of the store", prefix: "these passages come again in this order: read in full, once for all",
+  refused: "vLLM did not take the plan",
   method: "full prefill was asked for", model: "this model is not blended", over_quota: "the quota of stored KV is used up",
 };
 // What holds stored KV, as the report calls it.

@@ -184,7 +184,8 @@ def test_blended_blocks_are_shared_by_the_same_plan_alone(vllm: VLLMSite) -> Non
         ask(method="cacheblend:0.5"), ask(method="full"),
     )  # fmt: skip
     assert same == again == goes_on
-    assert len({same, other, reordered, method, full}) == 5
+    assert len({same, other, reordered, method}) == 4
+    assert other == full, "an order that comes again is read in full"
 
 
 def test_plain_prompts_share_blocks_within_their_asker_and_completions_with_nobody(vllm: VLLMSite) -> None:

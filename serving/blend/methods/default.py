@@ -32,6 +32,9 @@ class Default(Choosing):
         nothing(argument)
         return cls()
 
+    def by_question(self, tokens: int) -> bool:
+        return recompute_share(tokens) > 0
+
     def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
         tokens = len(placed.stored) + len(placed.fresh)  # what stands as it was costs nothing, and is not wrong
         chosen = Question(recompute_share(tokens)) if tokens <= ANCHORS_UNTIL else Reuse()

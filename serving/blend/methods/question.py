@@ -34,6 +34,9 @@ class Question(Choosing):
     def parse(cls, argument: str) -> Question:
         return cls(ratio(argument))
 
+    def by_question(self, tokens: int) -> bool:
+        return self.share > 0
+
     def choose(self, placed: Placed, probe: Probe) -> Generator[None, None, torch.Tensor]:
         stored = placed.stored
         budget = round(len(stored) * self.share)
