@@ -26,7 +26,7 @@ from storage.errors import PrereadError, UserError
 
 POOL, PICKED, ORDERS = 7680, 10, 3  # tokens of all documents; documents of a prompt; orders of the trace of prefixes
 TRACES = ("recurring", "prefix", "chats")
-AT_ONCE, CHAT_TOKENS = 8, 48
+AT_ONCE, CHAT_TOKENS = 8, 160
 WRITERS, WRITERS_TOKENS, EVERY_S, FIRST_S = 4, 160, 2.0, 1.5
 
 
@@ -100,9 +100,9 @@ async def _offer(site: VLLMSite, prompt: Callable[[int], GenerateRequest], times
 
 async def _answer(site: VLLMSite, request: GenerateRequest, due: float) -> Asked:
     asked, last = Asked(due, status=200), 0.0
+    generation = site.engine.submit(request, await asyncio.to_thread(site.engine.prepare, request))
     try:
         async with asyncio.timeout(PATIENCE_S):
-            generation = site.engine.submit(request, await asyncio.to_thread(site.engine.prepare, request))
             async for _ in generation:
                 now = time.perf_counter()
                 if asked.ttft is None:
@@ -113,6 +113,7 @@ async def _answer(site: VLLMSite, request: GenerateRequest, due: float) -> Asked
             asked.finished = True
     except (PrereadError, TimeoutError) as error:
         asked.error = type(error).__name__
+        generation.cancel()  # else vLLM would go on with it, at the cost of those that come later
     return asked
 
 

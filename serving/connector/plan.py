@@ -54,7 +54,8 @@ class Plan:
     `saves`, to be stored after a full prefill, are sorted and disjoint. `method`: as in `serving.blend.methods`, with its
     share. `tail_start`: where the question is taken to begin. `plain`: the caller's own messages, without frame and labels.
     `tenant`, `group`: whose prompt, and whose KV (the sharing group of the keys). `thread`: what else two prompts must have
-    in common to share blended blocks: a conversation's first question, say. `expires`: seconds since the epoch."""
+    in common to share blended blocks: a conversation's first question, say, and who asks it. `expires`: in seconds since the
+    epoch."""
 
     profile: KVProfile
     spans: tuple[Span, ...]
@@ -122,8 +123,11 @@ def sign(plan: Plan, secret: bytes) -> dict[str, Any]:
 
 def cache_salt(plan: Plan) -> str:
     """The salt under which vLLM's prefix cache keeps the blended blocks: equal for equal content within a sharing group, and
-    never that of another prompt; the plan's life is no part of it."""
-    body = {name: value for name, value in _body(plan).items() if name not in ("expires", "saves")}
+    never that of another prompt; the plan's life is no part of it. A plain prompt with a thread, in which the asker stands,
+    is one of a conversation that grows: what was blended for its earlier turns is found by the later ones, whatever stored
+    passages they add."""
+    left_out = {"expires", "saves"} | ({"spans", "tail_start"} if plan.plain and plan.thread else set())
+    body = {name: value for name, value in _body(plan).items() if name not in left_out}
     return f"{FIELD}:{VERSION}:" + hashlib.sha256(length_prefixed([_SALT_TAG, _canonical(body)])).hexdigest()
 
 

@@ -70,7 +70,10 @@ def _tail_start(plan: PromptPlan, spans: Sequence[Span]) -> int:
 
 
 def thread_of(request: GenerateRequest) -> str:
-    """A conversation goes on with what its first question has chosen; another one chooses for itself."""
+    """A conversation goes on with what its first question has chosen; another one chooses for itself. Empty for a plain prompt
+    of which nothing may be kept for later ones."""
+    if not request.chunks and not request.scope:
+        return ""
     first = next((m.content for m in request.messages if m.role == "user"), "")
     return hashlib.sha256("\0".join((request.scope, first)).encode("utf-8", "surrogatepass")).hexdigest()
 

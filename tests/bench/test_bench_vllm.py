@@ -16,7 +16,7 @@ from fixtures_models import Models
 from typer.testing import CliRunner
 from vllm_server_kit import SECRET, VLLMServer, keyed_chunks, spec_of, vllm_server
 
-from bench import gpu
+from bench import gpu, vllm_trace
 from bench.cli import app
 from bench.vllm_site import VLLMSite, tree_cpu_seconds
 from bench.vllm_ttft import measure
@@ -98,3 +98,27 @@ def test_an_engine_that_is_none_and_an_environment_without_vllm_are_told_in_one_
     absent = CliRunner().invoke(app, ["ttft", "--engine", "vllm", *arguments])
     assert isinstance(absent.exception, UserError), absent.exception
     assert "make vllm" in str(absent.exception)
+
+
+def test_a_trace_asks_every_method_the_same_and_gives_up_what_takes_too_long(
+    site: tuple[VLLMServer, VLLMSite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, bench = site
+    monkeypatch.setattr(vllm_trace, "PICKED", 2)
+    bench.prompts[vllm_trace.POOL] = bench.prompts[300]
+    for trace in ("recurring", "prefix"):
+        server.bodies.clear()
+        for method in ("full", "default"):
+            prompts = vllm_trace._prompts(bench, trace, method, 2, 7)
+            asked = asyncio.run(vllm_trace._offer(bench, prompts, [0.0, 0.01, 0.02]))
+            assert all(one.finished and one.ttft is not None for one in asked)
+        sent = sorted(body["prompt"] for body in server.bodies if body["max_tokens"] == 2)
+        assert sent[::2] == sent[1::2], "each prompt twice"
+    monkeypatch.setattr(vllm_trace, "PATIENCE_S", 0.3)
+    server.pause = 0.5
+    [late] = asyncio.run(vllm_trace._offer(bench, vllm_trace._prompts(bench, "recurring", "full", 50, 8), [0.0]))
+    assert (late.finished, late.error) == (False, "TimeoutError")
+    deadline = time.monotonic() + 60
+    while not server.given_up:
+        assert time.monotonic() < deadline, "vLLM is told"
+        time.sleep(0.05)

@@ -145,6 +145,15 @@ def test_the_salt_differs_wherever_blended_blocks_would(name: str) -> None:
     assert cache_salt(CHANGES[name](PLAN)) != cache_salt(PLAN)
 
 
+def test_the_turns_of_a_plain_conversation_share_a_salt_whatever_passages_they_add() -> None:
+    plain = replace(PLAN, plain=True, thread="who asks, and the first question")
+    assert cache_salt(replace(plain, spans=plain.spans[:1], tail_start=50)) == cache_salt(plain)
+    for name in ("group", "tenant", "method", "profile", "thread"):
+        assert cache_salt(CHANGES[name](plain)) != cache_salt(plain)
+    alone = replace(plain, thread="")
+    assert cache_salt(replace(alone, spans=alone.spans[:1])) != cache_salt(alone) != cache_salt(plain)
+
+
 def test_the_salt_is_the_same_for_the_same_content_later() -> None:
     assert cache_salt(replace(PLAN, expires=PLAN.expires + 999)) == cache_salt(PLAN)
 

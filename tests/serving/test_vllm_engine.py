@@ -199,6 +199,23 @@ def test_plain_prompts_share_blocks_within_their_asker_and_completions_with_nobo
     assert all(0 < len(salt) <= 128 and not set(salt) & set("@/\\\0") for salt in (mine, theirs, one, two))
 
 
+def test_a_plain_conversation_with_stored_passages_has_a_salt_of_its_own_and_of_its_asker(vllm: VLLMSite) -> None:
+    decode, encode = vllm.engine.reader.tokenizer.decode, vllm.engine.reader.tokenizer.encode
+    known = tuple(replace(each, token_ids=tuple(encode(decode(each.token_ids)))) for each in vllm.chunks)
+    rest = "Thank you for that, and now tell me what it says, in a word or two at most."
+    texts = [f"Read this: {decode(each.token_ids)} {rest}" for each in known]
+    one = vllm.request(chunks=(), messages=(Message("user", texts[2]),), known=known, scope="a")
+    turns = (*one.messages, Message("assistant", "Prices."), Message("user", texts[1]))
+    first, later, others, nobodys, again = salts(
+        vllm, one, replace(one, messages=turns), replace(one, scope="b"), replace(one, scope=""),
+        replace(one, messages=turns, scope=""),
+    )  # fmt: skip
+    assert all(isinstance(plan, Plan) and plan.plain for plan in vllm.server.plans)
+    assert [len(plan.spans) for plan in vllm.server.plans[:2] if isinstance(plan, Plan)] == [1, 2]
+    assert first == later
+    assert len({first, others, nobodys, again}) == 4
+
+
 # --- what is refused ---
 
 
