@@ -92,7 +92,7 @@ def blend(model: Model, pages: Pages, leads: Leads, job: Job, records: Mapping[s
     begun = time.perf_counter()
     table = torch.tensor(job.blocks, device=pages.device)
     ids = torch.tensor(job.token_ids, device=pages.device)
-    placed = _place(pages, job, records, table)
+    placed = yield from _place(pages, job, records, table)
     lead = _lead(placed, job.start)
     placed.fresh = placed.fresh[len(lead) :]
     yield from _compute_lead(model, pages, leads, job, lead, ids, table)
@@ -108,7 +108,10 @@ def blend(model: Model, pages: Pages, leads: Leads, job: Job, records: Mapping[s
     return Told(reused=local + stored - again, recomputed=again, computed=placed.tokens - local - stored, blend_ms=ms)
 
 
-def _place(pages: Pages, job: Job, records: Mapping[str, KVRecord], table: torch.Tensor) -> Layout:
+def _place(
+    pages: Pages, job: Job, records: Mapping[str, KVRecord], table: torch.Tensor
+) -> Generator[None, None, Layout]:
+    """A span in each piece: all of them at once would hold up the answers beside this prompt for several of their steps."""
     tokens, plan, device = len(job.token_ids), job.plan, pages.device
     spans, anchors, best = [], [], range(0)
     known = torch.zeros(tokens, dtype=torch.bool)
@@ -123,6 +126,7 @@ def _place(pages: Pages, job: Job, records: Mapping[str, KVRecord], table: torch
             anchors.append(start)
         if span.best:
             best = range(start, end)
+        yield
     fresh = (~known).nonzero()[:, 0].to(device)
     at_labels, at_best = (torch.tensor([*p], dtype=torch.long, device=device) for p in (anchors, best))
     return Layout(tokens, fresh, spans, at_labels, at_best, plan.tail_start, plan.plain)
