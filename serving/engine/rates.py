@@ -16,6 +16,7 @@ from collections.abc import Mapping
 WEIGHT = 0.5  # of the newest measurement in the moving average
 PATIENCE = 0.1  # of the time that computing everything would take
 FLOOR_S = 0.1  # a wait that nobody feels: enough for a source of which nothing is known
+NOTHING = 0.1  # tokens a second, of a source that brings none
 USUAL = 4.0  # times what loading has taken lately: then it is not usual any more
 
 
@@ -34,8 +35,8 @@ class Rates:
         self._lock = threading.Lock()
 
     def note_load(self, tier: str, tokens: int, seconds: float) -> None:
-        """Stored KV of so many tokens has come from it in this time; 0: nothing has come yet."""
-        log = math.log(max(tokens, 1) / max(seconds, 1e-6))
+        """Stored KV of so many tokens has come from it in this time; 0: nothing has, however soon it failed."""
+        log = math.log(tokens / max(seconds, 1e-6) if tokens else NOTHING)
         with self._lock:
             self._logs[tier] = WEIGHT * log + (1 - WEIGHT) * self._logs.get(tier, log)
 

@@ -84,6 +84,13 @@ def test_one_stall_is_enough_and_three_quick_reads_make_it_good() -> None:
     assert wait(rates) > 0
 
 
+def test_a_source_that_fails_at_once_is_no_quick_one() -> None:
+    """It may stall when it is asked again."""
+    rates = Rates()
+    rates.note_load("store", 0, 0.001)
+    assert wait(rates) == 0
+
+
 def test_tiers_are_told_apart() -> None:
     rates = Rates()
     rates.note_load("store", 0, 5.0)
