@@ -3,6 +3,7 @@ where computing has not got to (`serving.blend.late`)."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,7 +73,8 @@ class Fetcher:
 
         def landed(key: str, found: Found) -> None:
             if isinstance(found.outcome, Miss):  # asking why may take long, and who tells us must not wait
-                explained[key] = self._asking.submit(self._explain, generation, loading, key, found.outcome)
+                with contextlib.suppress(RuntimeError):  # of an engine that was closed: then it is told below
+                    explained[key] = self._asking.submit(self._explain, generation, loading, key, found.outcome)
             else:
                 self._land(generation, loading, key, found)
 
