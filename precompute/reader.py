@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from precompute import attention
+from precompute.pace import pace
 from precompute.passes import ContiguousPass, PackedPass
 from precompute.rope import Rope
 from precompute.spec import DEFAULT_FILLER, ReaderSpec, filler_passages
@@ -107,9 +108,7 @@ class Reader(ReaderSpec):
     def _note_speed(self, rows: int, begun: float) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        speed = rows / max(time.perf_counter() - begun, 1e-6)
-        known = self.prefill_tokens_per_s
-        self.prefill_tokens_per_s = speed if known is None else 0.7 * known + 0.3 * speed
+        self.prefill_tokens_per_s = pace(self.prefill_tokens_per_s, rows, time.perf_counter() - begun)
 
     @torch.inference_mode()
     def compile(self, batch: Sequence[Sequence[int]]) -> list[torch.Tensor]:

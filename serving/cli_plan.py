@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def plan_command(
     model: Annotated[str, typer.Option(help=f"A model folder, or {', '.join(PRESETS)}.")],
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of all documents.")],
-    queries_per_day: Annotated[float, typer.Option(min=0, help="Questions a day.")],
+    queries_per_day: Annotated[float, typer.Option("--queries-per-day", "--queries", min=0, help="Questions a day.")],
     chunks_per_query: Annotated[int, typer.Option(min=1, help="Chunks that a question is answered from.")] = 8,
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 400,
     codec: Annotated[str, typer.Option(help="Codec of what is stored.")] = "raw",

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from precompute.attention import KVPass
-from precompute.passes import ContiguousPass
 from precompute.reader import PIECE, Reader
 from serving.blend.assembly import Assembly, place_chunk
 from serving.blend.scatter import ScatterPass
@@ -72,13 +70,9 @@ def _compute_until(reader: Reader, assembly: Assembly, end: int) -> Generator[No
     assembly.fresh = assembly.fresh[len(rows) :]
     assembly.computed += len(rows)
     for piece in torch.split(rows, PIECE):
-        reader.forward(assembly.ids[piece], piece, _pass(reader, assembly, piece), logits=False)
-        yield
-
-
-def _pass(reader: Reader, assembly: Assembly, piece: torch.Tensor) -> KVPass:
-    """As a full prefill goes, where no placed chunk lies between the rows: so a source that stalls costs its wait alone."""
-    start = int(piece[0])
-    if int(piece[-1]) - start + 1 == len(piece):
-        return ContiguousPass(assembly.kv, start)
-    return ScatterPass(assembly.kv, piece, reader.query_heads)
+        start = int(piece[0])
+        if int(piece[-1]) - start + 1 == len(piece):  # as a full prefill goes: so a source that stalls costs its wait alone
+            yield from reader.prefill_pieces(assembly.kv, assembly.ids[piece], start, logits=False)
+        else:
+            reader.forward(assembly.ids[piece], piece, ScatterPass(assembly.kv, piece, reader.query_heads), logits=False)
+            yield

@@ -37,6 +37,7 @@ from serving.connector.obstacles import check_start, obstacle, rope_obstacle
 from serving.connector.parts import ConnectorParts, own_profile
 from serving.connector.rank import BrokenRank, Rank
 from serving.connector.saving import Saver
+from serving.connector.timed import Timed
 from serving.connector.transfer import Heads, Pages, find_layout
 
 log = logging.getLogger(__name__)
@@ -180,8 +181,9 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         heads = Heads.of(tp.rank_in_group, tp.world_size, config.model_config.get_total_num_kv_heads())
         pages = Pages(paged.attention, layout, rope, heads, block)
         self._parts.keep_in_step()
-        fetches = Fetches(self._parts.kv_store, self._parts.missed, self._parts.patience_s)
-        return Rank(paged, pages, fetches, Saver(self._parts.kv_store, _gather))
+        timed = Timed(paged)
+        fetches = Fetches(self._parts.kv_store, self._parts.missed, self._parts.rates, lambda: timed.tokens_per_s)
+        return Rank(timed, pages, fetches, Saver(self._parts.kv_store, _gather))
 
     @_guarded(None)
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:

@@ -1,20 +1,25 @@
-"""Threads that bring a prompt's objects from the storage tiers, while the engine goes on."""
+"""Threads that bring a prompt's objects from the storage tiers, while the engine goes on. Which are waited for, and how long, is
+what the torch engine goes by, too (`serving.engine.rates`); what comes later is in memory for the next prompt."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serving.connector.director import Job
+from serving.connector.plan import Span
+from serving.engine.loading import SLOW, Loading, Wanted
+from serving.engine.rates import Rates
 from storage.kvstore import KVStore
-from storage.types import KVRecord, Miss
+from storage.tiers.flights import Found
+from storage.types import KVProfile, KVRecord, Miss
 
 log = logging.getLogger(__name__)
-THREADS = 4
+THREADS = 32  # each is held by a source that stalls until a fetch is given up, long after its prompt went on
 
 
 @dataclass
@@ -27,13 +32,45 @@ class Fetched:
     ms: float = 0.0
 
 
+@dataclass
+class _Fetch:
+    """One prompt's. `found` grows while its objects are read."""
+
+    job: Job
+    spans: dict[str, list[Span]]  # by key, those beyond what is there already
+    found: Fetched = field(default_factory=Fetched)
+    begun: float = field(default_factory=time.monotonic)
+
+    def profile(self, codec: str | None) -> KVProfile:
+        plan = self.job.plan
+        return plan.profile if codec is None else replace(plan.profile, codec=codec)
+
+    def note(self, key: str, found: Found) -> None:
+        outcome, ids = found.outcome, self.job.token_ids
+        if isinstance(outcome, Miss):
+            self.found.missed[key] = str(outcome)
+        elif all(outcome.token_ids[s.skip : s.skip + s.length] == ids[s.start : s.end] for s in self.spans[key]):
+            self.found.records[key], self.found.tiers[key] = outcome, found.tier
+        else:
+            self.found.missed[key] = str(Miss.WRONG_KEY)
+
+    def told(self) -> Fetched:
+        """What there is by now."""
+        slow = {key: SLOW for key in self.spans if key not in self.found.records}
+        ms = (time.monotonic() - self.begun) * 1000
+        return Fetched(dict(self.found.records), slow | self.found.missed, dict(self.found.tiers), ms)
+
+
 class Fetches:
     """`explain(key, miss)` is told of what could not be used and answers with the reason to report; it may ask the catalogue.
-    After `patience_s` what has not come is missed, and computed."""
+    `speed()`: tokens per second of the model's prefill, as far as it is known."""
 
-    def __init__(self, store: KVStore, explain: Callable[[str, Miss], str], patience_s: float) -> None:
-        self._store, self._explain, self._patience_s = store, explain, patience_s
+    def __init__(
+        self, store: KVStore, explain: Callable[[str, Miss], str], rates: Rates, speed: Callable[[], float | None]
+    ) -> None:
+        self._store, self._explain, self._rates, self._speed = store, explain, rates, speed
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-fetch")
+        self._near = ThreadPoolExecutor(1, thread_name_prefix="kv-near")  # what is in memory waits behind no other source
         self._here: dict[str, Fetched] = {}
         self._wanted: set[str] = set()
         self._changed = threading.Condition()
@@ -41,7 +78,17 @@ class Fetches:
     def begin(self, job: Job) -> None:
         with self._changed:
             self._wanted.add(job.request_id)
-        self._threads.submit(self._fetch, job)
+        spans: dict[str, list[Span]] = {}
+        for span in job.plan.spans:
+            if span.end > job.start:
+                spans.setdefault(span.key, []).append(span)
+        fetch = _Fetch(job, spans)
+        wanted = [Wanted(key, each[0].length, each[0].codec or None) for key, each in spans.items()]
+        loading = Loading(self._store, self._rates, wanted, self._speed(), lambda: self._hand_over(fetch), meanwhile=False)
+        for threads, part in ((self._near, loading.near), (self._threads, loading.far)):
+            if part:
+                threads.submit(self._fetch, fetch, loading, part)
+        loading.begin()
 
     def give_up(self, request_id: str) -> None:
         with self._changed:
@@ -58,39 +105,41 @@ class Fetches:
             return found
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._near):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    def _fetch(self, job: Job) -> None:
-        begun = time.monotonic()
-        try:
-            found = self._read(job)
-        except Exception as error:
-            log.exception("fetching KV failed; the chunks are computed")
-            found = Fetched(missed={span.key: type(error).__name__ for span in job.plan.spans})
-        found.ms = (time.monotonic() - begun) * 1000
+    def _hand_over(self, fetch: _Fetch) -> None:
         with self._changed:
-            if job.request_id in self._wanted:
-                self._here[job.request_id] = found
+            if fetch.job.request_id in self._wanted:
+                self._here[fetch.job.request_id] = fetch.told()
                 self._changed.notify_all()
 
-    def _read(self, job: Job) -> Fetched:
-        found, end = Fetched(), time.monotonic() + self._patience_s
-        spans = [span for span in job.plan.spans if span.end > job.start]
-        for profile in dict.fromkeys(job.plan.profile_of(span) for span in spans):
-            keys = [span.key for span in spans if job.plan.profile_of(span) == profile]
-            records = self._store.get_many(keys, profile, max(0.0, end - time.monotonic()))
-            for key, outcome in records.items():
-                if isinstance(outcome, KVRecord):
-                    found.records[key] = outcome
-                    found.tiers[key] = records.tiers.get(key, "")
-                else:
-                    found.missed[key] = self._reason(key, outcome)
-        for span in spans:
-            record = found.records.get(span.key)
-            if record and record.token_ids[span.skip : span.skip + span.length] != job.token_ids[span.start : span.end]:
-                del found.records[span.key]
-                found.missed[span.key] = str(Miss.WRONG_KEY)
-        return found
+    def _fetch(self, fetch: _Fetch, loading: Loading, part: Sequence[Wanted]) -> None:
+        keys = [each.key for each in part]
+        try:
+            if fetch.job.request_id in self._wanted:  # else it is given up, or went on without them
+                self._read(fetch, loading, part)
+        except Exception as error:
+            log.exception("fetching KV failed; the chunks are computed")
+            with self._changed:
+                failed = {key: type(error).__name__ for key in keys if key not in fetch.found.records}
+                fetch.found.missed = failed | fetch.found.missed
+        finally:
+            loading.end(part)
+
+    def _read(self, fetch: _Fetch, loading: Loading, part: Sequence[Wanted]) -> None:
+        def landed(key: str, found: Found) -> None:
+            with self._changed:
+                fetch.note(key, found)
+            if isinstance(found.outcome, KVRecord):
+                loading.settle([key])
+
+        for key, outcome in loading.read(part, fetch.profile, landed).items():
+            if isinstance(outcome, Miss):
+                reason = self._reason(key, outcome)
+                with self._changed:
+                    fetch.found.missed[key] = reason
+                loading.settle([key])
 
     def _reason(self, key: str, miss: Miss) -> str:
         """A catalogue that does not answer costs the reason, not the other chunks."""

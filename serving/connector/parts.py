@@ -11,13 +11,13 @@ from typing import Any
 import structlog
 
 from serving.connector.plan import plan_secret
+from serving.engine.rates import Rates
 from serving.settings import load_settings
 from serving.storage_parts import StorageParts
 from storage.fingerprint import weights_fingerprint
 from storage.types import LAYOUT
 
 log = structlog.get_logger(__name__)
-PATIENCE_S = 5.0  # then chunks are computed; `patience_s` in kv_connector_extra_config
 
 
 class ConnectorParts(StorageParts):
@@ -26,7 +26,7 @@ class ConnectorParts(StorageParts):
     def __init__(self, extra: Mapping[str, Any]) -> None:
         settings = load_settings()
         super().__init__(settings, memory_bytes=settings.memory_cache_bytes, disk_bytes=settings.disk_cache)
-        self.patience_s = float(extra.get("patience_s", PATIENCE_S))
+        self.rates = Rates(float(extra["patience_s"]) if "patience_s" in extra else None)
         self._ending = threading.Event()
 
     @property

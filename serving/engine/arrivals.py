@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from storage.tiers.flights import Found
 from storage.types import KVRecord, Miss
@@ -22,10 +22,10 @@ class Arrivals:
     def land(self, key: str, found: Found) -> None:
         self._settle(key, found.outcome, found.tier)
 
-    def end(self, records: Mapping[str, KVRecord | Miss]) -> None:
-        """The fetch is over: what is not among the records will not come."""
-        for key in list(self._awaited):
-            self._settle(key, records.get(key, Miss.UNAVAILABLE), "")
+    def end(self, keys: Collection[str]) -> None:
+        """What has not come of these will not come."""
+        for key in keys:
+            self._settle(key, Miss.UNAVAILABLE, "")
 
     def take(self) -> dict[str, KVRecord | Miss]:
         """What has come since this was last asked."""

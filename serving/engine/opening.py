@@ -16,6 +16,7 @@ from serving.blend.methods.reuse import Reuse
 from serving.engine.arrivals import Arrivals
 from serving.engine.blended import Blended
 from serving.engine.conversations import Recalled
+from serving.engine.loading import SLOW
 from serving.engine.plain import note_plain, plain_segments
 from serving.engine.sessions import BlendSession, PlainSession, Session
 from serving.engine.types import ChunkNotReused, ChunkReused, Emphasis, GenerateRequest, Report
@@ -23,7 +24,6 @@ from serving.prompt import Passage, PromptPlan
 from storage.types import KVRecord, Miss, RetrievedChunk
 
 Records = Mapping[str, KVRecord | Miss]
-SLOW = "slow"  # computing was faster than the source
 
 
 class Asked(Protocol):

@@ -68,7 +68,7 @@ class TorchEngine:
     """`Engine` over one `Reader`. `on_miss(key, miss)` is told, by a thread that fetches, of stored KV that could not be
     used, and answers with the reason to report. `blended_bytes`: room for prompts that may be taken up again.
     `canary_share`: of the answers that are compared with full prefill afterwards. `patience_s`: how long to wait for stored KV
-    at least; None: see `Rates`."""
+    whatever is known of its source; None: see `Rates`."""
 
     def __init__(
         self,

@@ -88,6 +88,10 @@ class Chain:
         """Whether the disk has it: a read will not wait for the store."""
         return self._disk is not None and self._disk.holds(key)
 
+    def nearest(self, key: str) -> str:
+        """The fastest tier that seems to have it, by name; the home for what no cache has."""
+        return next((name for name, tier in self._caches.items() if tier.holds(key)), self._home.name)
+
     def _used(self, copy: Copy, by: RecordTier) -> None:
         if self._device is not None and by is not self._device:
             self._move(copy, self._device, self._fresh(copy.record.key))

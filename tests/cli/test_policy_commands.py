@@ -93,7 +93,8 @@ def test_a_broken_policy_stops_a_process_before_it_serves(shell: Shell, tmp_path
 
 
 def test_plan_prints_sizes_times_and_break_even(shell: Shell) -> None:
-    words = ["plan", "--model", "Llama-3.1-8B", "--tokens", "4000000", "--queries-per-day", "1000"]
+    words = ["plan", "--model", "Llama-3.1-8B", "--tokens", "4000000", "--queries", "1000"]
+    assert shell.json(*words) == shell.json(*words[:-2], "--queries-per-day", "1000")
     told = shell.json(*words, "--rates", SAMPLE)
     assert told["kv_bytes_per_token"] == 131_072
     assert told["stored_bytes"] == 4_000_000 * 131_072

@@ -16,14 +16,14 @@ from model_kit import Service, Shared, serving
 from rude_server import RudeServer
 from s3_kit import MakeSite, S3Site, connected, impatient
 
-from serving.engine import rates
+from serving.engine.torch_engine import TorchEngine
 from storage.s3 import S3Store
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine reading three small objects may take longer than computing them. Those who ask for less say so."""
-    monkeypatch.setattr(rates, "FLOOR_S", 20.0)
+    monkeypatch.setitem(TorchEngine.__init__.__kwdefaults__, "patience_s", 20.0)
 
 
 @pytest.fixture

@@ -64,12 +64,12 @@ class S3Site(EngineSite):
         self.rude.behave()
         chunks = tuple(c if c.chunk_id in stored else replace(c, kv_key=None) for c in self.chunks)
         rates = self.engine._fetcher._rates
-        patience, rates._floor_s = rates._floor_s, 20.0
+        patience, rates._fixed_s = rates._fixed_s, 20.0
         for _ in range(3):  # a machine that is busy may be as slow as S3
             outcome = self.answer(chunks=chunks)
             if (came := {c.chunk_id for c in outcome.report.reused}) == {*stored}:
                 break
-        rates._floor_s = patience
+        rates._fixed_s = patience
         assert came == {*stored}
         return outcome.text
 

@@ -12,7 +12,6 @@ import torch
 from model_kit import LIMIT, Service, counted
 from sqlalchemy import select
 
-from serving.engine import rates
 from storage.catalogue.schema import Document
 from storage.kvstore import Records
 from storage.types import KVRecord
@@ -138,7 +137,7 @@ def test_a_store_that_stalls_costs_some_patience_and_no_answer(
 ) -> None:
     expected = without_stored(service)
     service.forget()
-    monkeypatch.setattr(rates, "FLOOR_S", 0.1)
+    monkeypatch.setattr(service.wiring.engine._fetcher._rates, "_fixed_s", 0.1)
     read = service.wiring.objects.read_into
     slow: Any = lambda *a, **k: (time.sleep(1.5), read(*a, **k))[1]  # noqa: E731
     monkeypatch.setattr(service.wiring.objects, "read_into", slow)

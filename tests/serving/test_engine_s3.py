@@ -10,7 +10,7 @@ import pytest
 from s3_kit import MakeSite, readers, until
 
 from serving.blend import late
-from serving.engine import fetch
+from serving.engine import loading
 from serving.engine.arrivals import Arrivals
 
 pytestmark = pytest.mark.services
@@ -19,7 +19,7 @@ SOON = 0.05  # so long the engine waits for stored KV, before it begins to compu
 
 @pytest.fixture(autouse=True)
 def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "DEADLINE_S", 1.5)
+    monkeypatch.setattr(loading, "DEADLINE_S", 1.5)
 
 
 def test_what_is_stored_changes_the_tokens_so_that_equal_tokens_tell(s3_site: MakeSite) -> None:
@@ -70,7 +70,7 @@ def test_chunks_are_computed_from_one_end_while_they_are_loaded_from_the_other(
     compute = late._compute_until
     monkeypatch.setattr(Arrivals, "land", land)
     monkeypatch.setattr(late, "_compute_until", begin)
-    monkeypatch.setattr(fetch, "DEADLINE_S", 10.0)
+    monkeypatch.setattr(loading, "DEADLINE_S", 10.0)
     outcome = site.answer()
     report = outcome.report
     assert [(c.chunk_id, c.tier) for c in report.reused] == [(2, "store")]

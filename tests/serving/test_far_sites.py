@@ -86,9 +86,9 @@ class FarSite:
             mine = self.engine.kv.get(str(chunk.kv_key), self.engine.reader.profile)
             assert isinstance(mine, KVRecord)
             site.parts.objects.put(object_name(key), encode(replace(mine, key=key)))
-        self.engine.engine._fetcher._rates._floor_s = 20.0
+        self.engine.engine._fetcher._rates._fixed_s = 20.0
         self.whole = self.engine.answer().text
-        self.engine.engine._fetcher._rates._floor_s = 0.05
+        self.engine.engine._fetcher._rates._fixed_s = 0.05
         self.full = self.engine.answer(method="full").text
         self.engine.chunks = tuple(replace(c, kv_key=key) for c, key in zip(near, self.keys, strict=True))
 
@@ -118,7 +118,7 @@ def test_a_far_parent_is_not_waited_for_and_what_it_sent_answers_when_the_wire_i
     assert {c.reason for c in first.report.not_reused} == {"slow"}
     until(lambda: len(far.here()) == 3, "all of it here")
     wire.cut()
-    far.engine.engine._fetcher._rates._floor_s = 20.0
+    far.engine.engine._fetcher._rates._fixed_s = 20.0
     second = far.engine.answer()
     assert second.text == far.whole
     assert [(c.chunk_id, c.tier) for c in second.report.reused] == [(n, "store") for n in range(3)]

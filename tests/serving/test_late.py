@@ -19,8 +19,7 @@ from precompute.reader import PIECE, Reader
 from serving.blend.assembly import Assembly, assemble
 from serving.blend.late import Awaited, Late
 from serving.blend.methods import parse_method
-from serving.engine.fetch import DEADLINE_S
-from serving.engine.rates import PATIENCE, WEIGHT, Rates
+from serving.engine.loading import DEADLINE_S
 from serving.engine.sessions import BlendSession
 from serving.engine.types import Emphasis
 from storage.types import Miss, RetrievedChunk
@@ -213,7 +212,7 @@ def test_what_is_not_stored_says_nothing_about_the_source(hasty: EngineSite) -> 
     for number in range(3):
         hasty.path(number).unlink()
     assert [c.reason for c in hasty.answer().report.not_reused] == ["absent"] * 3
-    assert rates.load_tokens_per_s is None
+    assert rates.load_tokens_per_s("store") is None
 
 
 def test_a_reason_found_before_the_fetch_has_ended_is_the_one_reported(tiny_models: Models, tmp_path: Path) -> None:
@@ -263,26 +262,3 @@ def test_the_next_answer_uses_what_came_too_late_for_the_last(tiny_models: Model
         time.sleep(0.05)
     assert site.answer().report.not_reused == []
     site.engine.close()
-
-
-# --- when to begin ------------------------------------------------------------------------------------------------------
-
-
-def test_patience_is_a_share_of_the_prefill_and_never_less_than_the_floor() -> None:
-    rates = Rates(floor_s=0.2)
-    assert rates.patience_s(10_000, 1_000.0) == pytest.approx(PATIENCE * 10)
-    assert rates.patience_s(100, 1_000.0) == 0.2
-    assert rates.patience_s(100, None) == 0.2, "before anything is measured"
-
-
-def test_a_source_known_to_be_slower_than_that_is_not_waited_for_until_it_recovers() -> None:
-    rates = Rates(floor_s=0.2)
-    rates.note_load(1_000, 2.0)
-    assert rates.load_tokens_per_s == 500
-    assert rates.patience_s(90, 1_000.0) == 0.2
-    assert rates.patience_s(10_000, 1_000.0) == 0.2
-    rates.note_load(0, 5.0)  # it stalls
-    assert rates.load_tokens_per_s == pytest.approx((1 - WEIGHT) * 500)
-    for _ in range(3):
-        rates.note_load(100_000, 1.0)
-    assert rates.patience_s(10_000, 1_000.0) == pytest.approx(PATIENCE * 10)

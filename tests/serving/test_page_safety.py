@@ -12,7 +12,7 @@ from api_kit import Site
 from browser_kit import Browser, scheduled, send
 
 from serving.api import page
-from serving.engine.opening import SLOW
+from serving.engine.loading import SLOW
 from storage.types import Miss
 
 ATTACK = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>{{7*7}}"

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from precompute.gate import check_model
 from precompute.reader import Reader
-from serving.engine import fetch
+from serving.engine import loading
 from serving.engine.text import TextStream
 from serving.engine.torch_engine import TorchGeneration
 from serving.engine.types import Message, Outcome
@@ -386,7 +386,7 @@ def test_kv_of_other_tokens_is_not_used(site: EngineSite) -> None:
 
 def test_a_store_that_stalls_is_not_waited_for(site: EngineSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here patience is longer than the deadline of a fetch; see test_late.py for the other case."""
-    monkeypatch.setattr(fetch, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(loading, "DEADLINE_S", 0.2)
     site.objects.gate.clear()
     outcome = site.answer()
     assert [c.reason for c in outcome.report.not_reused] == ["timeout"] * 3
