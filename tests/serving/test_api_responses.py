@@ -126,6 +126,40 @@ def test_nothing_found_is_said_in_every_form(site: Site) -> None:
     assert "".join(c.choices[0].delta.refusal or "" for c in chunks) == NOTHING_FOUND
 
 
+TOOLS: Any = [{"type": "function", "function": {"name": "lookup"}}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_do_not_lift_the_grounding_where_nothing_is_found(site: Site, stream: bool) -> None:
+    """A function may know what no passage says, so the model is asked; under the same rules as with passages."""
+    empty = site.corpus_of("empty", {})
+    spoken: Any = [{"role": "system", "content": "Answer from what you know."}, {"role": "user", "content": "anything?"}]
+    asked: Any = {"model": f"echo-1@{empty}", "messages": spoken, "tools": TOOLS, "stream": stream}
+    told = site.client().chat.completions.create(**asked)
+    end = list(told)[-1] if stream else told
+    assert (end.citations, end.preread["nothing_found"]) == ([], True)
+    [request] = site.engine.requests
+    assert (request.grounded, request.chunks) == (True, ())
+    assert "No passage was found" in request.messages[0].content, "before all that the caller says"
+    assert [m.role for m in request.messages] == ["system", "system", "user"]
+
+
+def test_tools_do_not_lift_what_requires_a_passage(site: Site) -> None:
+    asked: Any = {"model": f"echo-1@{site.corpus_of('empty', {})}", "messages": [{"role": "user", "content": "x"}]}
+    answer = site.client().chat.completions.create(**asked, tools=TOOLS, **CONTEXT_ASKED)
+    assert (answer.choices[0].message.refusal, site.engine.requests) == (NOTHING_FOUND, [])
+
+
+def test_an_answer_says_whether_the_search_found_anything(site: Site, corpus: str) -> None:
+    told = []
+    for model, tools in ((f"echo-1@{corpus}", TOOLS), (f"echo-1@{corpus}", []), ("echo-1", TOOLS), ("echo-1", [])):
+        asked: Any = {"model": model, "messages": [{"role": "user", "content": "invoices"}], "tools": tools}
+        answer = site.client().chat.completions.create(**asked)
+        told.append((answer.preread["nothing_found"], site.engine.requests[-1].grounded))
+        assert not any("No passage" in m.content for m in site.engine.requests[-1].messages)
+    assert told == [(False, True)] * 2 + [(False, False)] * 2, "a plain model has nothing to be grounded in"
+
+
 JSON_ASKED: Any = {"text": {"format": {"type": "json_object"}}}
 CONTEXT_ASKED: Any = {"extra_body": {"preread": {"require_context": True}}}
 
