@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from retrieval.relevance import RELEVANT
 from serving.api import tools as calls
-from serving.api.bodies import Body
+from serving.api.bodies import UNSUPPORTED, Body, NotServed
 from serving.api.errors import BadParameter
 from serving.api.file_search import FileSearch, Score
 from serving.api.sampling import SamplingBody
@@ -75,13 +75,14 @@ class PrereadOptions(Body):
 class ChatBody(SamplingBody):
     """The body of chat/completions."""
 
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "functions": (None, []),
-        "function_call": (None, "none"),
-        "modalities": (None, ["text"]),
-        "audio": (None,),
-        "web_search_options": (None,),
-        "prediction": (None,),
+    not_served: ClassVar[Mapping[str, NotServed]] = {
+        "functions": NotServed((None, []), "use tools"),
+        "function_call": NotServed((None, "none"), "use tool_choice"),
+        "modalities": NotServed((None, ["text"])),
+        "audio": NotServed(),
+        "web_search_options": NotServed(),
+        "prediction": NotServed(),
+        "moderation": NotServed(),
     }
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -96,12 +97,12 @@ class ChatBody(SamplingBody):
     preread: PrereadOptions | None = None
 
     def check(self) -> None:
-        """Refuse what would change the answer and is not served. Raises BadParameter."""
+        """See `SamplingBody.check`."""
         super().check()
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") not in ("file_search", "function"):
                 message = f"tools of type {str(tool.get('type'))[:100]!r} are not served: file_search and function are"
-                raise BadParameter(f"tools.{number}", message, "unsupported_parameter")
+                raise BadParameter(f"tools.{number}", message, UNSUPPORTED)
         self.filters()
         for name in self.preread.emphasis if self.preread else ():
             if not name.startswith(("doc-", "file-")):

@@ -13,6 +13,7 @@ from pydantic import Field
 from serving.api.access import Parts, Reader
 from serving.api.answer import Answer, Choice, finished
 from serving.api.asking import check_model, submit
+from serving.api.bodies import UNSUPPORTED, NotServed
 from serving.api.errors import BadParameter
 from serving.api.json_body import StrictJSON
 from serving.api.logprobs import completion_logprobs
@@ -28,21 +29,22 @@ Prompt = str | tuple[int, ...]
 
 
 class CompletionBody(SamplingBody):
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": (None, ""), "best_of": (None, 1)}
+    not_served: ClassVar[Mapping[str, NotServed]] = {"suffix": NotServed((None, ""))}
 
     prompt: Any = "<|endoftext|>"
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     def check(self) -> None:
-        """Refuse what is not served. Raises BadParameter."""
-        if (self.model_extra or {}).get("best_of") == (self.n or 1):
-            self.model_extra.pop("best_of")  # type: ignore[union-attr]
+        """See `SamplingBody.check`."""
         super().check()
+        if self.best_of not in (None, self.n or 1):
+            raise BadParameter("best_of", "best_of is served where it is n: all that is made is answered", UNSUPPORTED)
         if self.echo and self.logprobs is not None:
-            raise BadParameter("echo", "echo with logprobs is not served: leave one out", "unsupported_parameter")
+            raise BadParameter("echo", "echo with logprobs is not served: leave one out", UNSUPPORTED)
         if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts()):
-            raise BadParameter("echo", "echo is served for prompts that are texts", "unsupported_parameter")
+            raise BadParameter("echo", "echo is served for prompts that are texts", UNSUPPORTED)
         if len(self.prompts()) * (self.n or 1) > MAX_CHOICES:
             raise BadParameter("prompt", f"at most {MAX_CHOICES} choices are served: prompts times n")
 

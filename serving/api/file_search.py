@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from retrieval import filters as attribute_filters
-from serving.api.bodies import Body, refusal
+from serving.api.bodies import Body, NotServed, refusal
 from serving.api.errors import BadParameter
 from storage.errors import UserError
 
@@ -28,6 +28,10 @@ Filters = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 class RankingOptions(Body):
     """`ranker` none: as both searches found it, where the server has a reranker. `score_threshold`: see retrieval.search."""
+
+    not_served: ClassVar[Mapping[str, NotServed]] = {
+        "hybrid_search": NotServed(instead="leave it out, both searches weigh the same")
+    }
 
     ranker: Literal["none", "auto", "default-2024-11-15"] = "auto"
     score_threshold: Score | None = None
