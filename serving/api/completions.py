@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from serving.api.access import Parts, Reader
 from serving.api.answer import Answer, Choice, finished
@@ -26,12 +26,17 @@ from serving.engine.types import GenerateRequest, TokenLogprob
 router = APIRouter(prefix="/v1/completions", tags=["completions"], route_class=StrictJSON)
 MAX_TOKENS = 16  # OpenAI's default
 Prompt = str | tuple[int, ...]
+# A text, token ids, or several of either.
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_SEVERAL: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES}
+PROMPTS = {"anyOf": [_TEXT, {**_SEVERAL, "items": _TEXT}, _IDS, {**_SEVERAL, "items": _IDS}]}
 
 
 class CompletionBody(SamplingBody):
     not_served: ClassVar[Mapping[str, NotServed]] = {"suffix": NotServed((None, ""))}
 
-    prompt: Any = "<|endoftext|>"
+    prompt: Annotated[Any, WithJsonSchema(PROMPTS)] = "<|endoftext|>"
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

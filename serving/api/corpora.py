@@ -161,12 +161,12 @@ def reindex_corpus(parts: Parts, who: Admin, corpus_id: str) -> dict[str, Any]:
     return reindex.start(parts, who, corpus_id)
 
 
-@router.get("/source", responses=told(work.Source))
+@router.get("/sources", responses=told(work.Source))
 def retrieve_source(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]:
     return sync.get_source(parts, who, corpus_id)
 
 
-@router.put("/source", responses=told(work.Source))
+@router.put("/sources", responses=told(work.Source))
 def replace_source(parts: Parts, who: Admin, corpus_id: str, body: SourceBody) -> dict[str, Any]:
     source = None if body.source is None else body.source.model_dump(exclude_none=True)
     return sync.set_source(parts, who, corpus_id, source)
