@@ -35,15 +35,18 @@ def _told(schema: dict[str, Any], body: type[Body]) -> None:
     told: dict[str, Any] = {name: {"description": "Changes nothing."} for name in sorted(body.ignored)}
     told |= {name: {"enum": [*each.unused], "description": "Not served."} for name, each in body.not_served.items()}
     schema["properties"] = told | schema.get("properties", {})
+    schema.update(body.also_told)
 
 
 class Body(BaseModel):
     """A body that refuses fields that it does not know, since a misspelt limit that is passed over is no limit. Of OpenAI's
     clients' fields `ignored` are those that change nothing here."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_told)
+    # Strict: a truth value is no number, and a text is neither, as the document says.
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_told)
     ignored: ClassVar[frozenset[str]] = frozenset()
     not_served: ClassVar[Mapping[str, NotServed]] = MappingProxyType({})
+    also_told: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what the document says of the body as a whole
 
     @model_validator(mode="before")
     @classmethod

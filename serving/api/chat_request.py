@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from retrieval.relevance import RELEVANT
 from serving.api import tools as calls
@@ -14,24 +14,27 @@ from serving.api.bodies import UNSUPPORTED, Body, NotServed
 from serving.api.errors import BadParameter
 from serving.api.file_search import FileSearch, Score
 from serving.api.sampling import SamplingBody
+from serving.api.shapes import asked
 from serving.api.times import Moment
+from serving.emphasis import LEAST, MOST
 from serving.engine.types import Message, Shape
 
 MAX_TOP_K = 100
 SCHEMA_LIMIT = 64 << 10  # characters
 SHORT_QUESTION = 25  # characters; "and in 2023?" means little without the turn before
 EARLIER = 200  # characters of the user turn before that help a short question
+EMPHASIS = asked.weights(LEAST, MOST, r"^(doc|file)-[^:]*$")  # or <id>:<start>-<end>, whose order no schema can say
 TASK, HISTORY = "### Task:", "<chat_history>"
 
 
 class TextPart(BaseModel):
-    type: str
+    type: Annotated[str, Field(json_schema_extra={"enum": ["text", "input_text", "output_text", "refusal"]})]
     text: str | None = None
     refusal: str | None = None
 
 
 class ChatMessage(BaseModel):
-    role: str
+    role: Annotated[str, Field(json_schema_extra={"enum": ["system", "developer", "user", "assistant", "tool"]})]
     content: str | list[TextPart] | None = None
     tool_calls: list[calls.ToolCall] | None = None
 
@@ -66,7 +69,7 @@ class PrereadOptions(Body):
 
     method: str | None = None
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
-    emphasis: Annotated[dict[str, float], Field(max_length=200)] = Field({})  # see serving.emphasis
+    emphasis: Annotated[dict[str, float], Field(max_length=200, json_schema_extra=EMPHASIS)] = Field({})  # see serving.emphasis
     as_of: Moment | None = None  # passages of what was current then
     require_context: bool = False  # refuse rather than answer without a passage
     min_score: Score | None = None  # of a passage; by default RELEVANT with require_context, and any without
@@ -89,8 +92,10 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: dict[str, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=calls.MAX_TOOLS)] | None = None
-    tool_choice: Any = None
+    tools: Annotated[
+        Annotated[list[dict[str, Any]], Field(max_length=calls.MAX_TOOLS)] | None, WithJsonSchema(asked.tools(calls.MAX_TOOLS))
+    ] = None
+    tool_choice: Annotated[Any, WithJsonSchema(asked.tool_choice())] = None
     parallel_tool_calls: bool | None = None
     vector_store_ids: list[str] | None = None
     metadata: dict[str, Any] | None = None

@@ -18,7 +18,7 @@ from serving.api.errors import BadParameter
 from serving.api.json_body import StrictJSON
 from serving.api.logprobs import completion_logprobs
 from serving.api.sampling import MAX_CHOICES, SamplingBody
-from serving.api.shapes import answers
+from serving.api.shapes import answers, asked
 from serving.api.shapes.common import told
 from serving.api.stream import HEARTBEAT, Stream, event, guarded, with_heartbeats
 from serving.engine.types import GenerateRequest, TokenLogprob
@@ -26,17 +26,12 @@ from serving.engine.types import GenerateRequest, TokenLogprob
 router = APIRouter(prefix="/v1/completions", tags=["completions"], route_class=StrictJSON)
 MAX_TOKENS = 16  # OpenAI's default
 Prompt = str | tuple[int, ...]
-# A text, token ids, or several of either.
-_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
-_IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_SEVERAL: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES}
-PROMPTS = {"anyOf": [_TEXT, {**_SEVERAL, "items": _TEXT}, _IDS, {**_SEVERAL, "items": _IDS}]}
 
 
 class CompletionBody(SamplingBody):
     not_served: ClassVar[Mapping[str, NotServed]] = {"suffix": NotServed((None, ""))}
 
-    prompt: Annotated[Any, WithJsonSchema(PROMPTS)] = "<|endoftext|>"
+    prompt: Annotated[Any, WithJsonSchema(asked.texts_or_ids(MAX_CHOICES))] = "<|endoftext|>"
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -72,7 +67,7 @@ class CompletionBody(SamplingBody):
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @router.post("", response_model=None, responses=told(answers.Completion))

@@ -76,7 +76,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     headers = {**headers, **getattr(error, "headers", {})}
     if isinstance(error, Overloaded) and error.retry_after is not None:
         headers = {**headers, "retry-after": str(error.retry_after)}
-    return status, error_body(str(error), kind, getattr(error, "param", None), error.code), headers
+    return status, error_body(str(error), kind, getattr(error, "param", None) or None, error.code), headers
 
 
 def _as_request() -> str:

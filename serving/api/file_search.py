@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from retrieval import filters as attribute_filters
 from serving.api.bodies import Body, NotServed, refusal
 from serving.api.errors import BadParameter
+from serving.api.shapes import asked
 from storage.errors import UserError
 
 Score = Annotated[float, Field(ge=0, le=1)]
@@ -23,7 +24,7 @@ def _checked(filters: dict[str, Any]) -> dict[str, Any]:
     return filters
 
 
-Filters = Annotated[dict[str, Any], AfterValidator(_checked)]
+Filters = Annotated[dict[str, Any], AfterValidator(_checked), WithJsonSchema(asked.FILTERS)]
 
 
 class RankingOptions(Body):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, WithJsonSchema
 
 from serving.api.bodies import Body, NotServed, refusal
 from serving.api.chat_request import ChatBody, PrereadOptions
 from serving.api.errors import BadParameter
 from serving.api.sampling import IGNORED, TEMPERATURE, StreamOptions
+from serving.api.shapes import asked
+from serving.api.tools import MAX_TOOLS
 
 RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
 WHOLE = "send the whole conversation as input"
@@ -39,12 +41,12 @@ class ResponsesBody(Body):
     ignored = IGNORED | {"max_tool_calls", "reasoning", "truncation", "image"}
 
     model: str
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: Annotated[str | Annotated[list[dict[str, Any]], Field(min_length=1)], WithJsonSchema(asked.items())]
     instructions: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(asked.tools(MAX_TOOLS, responses=True))] = None
+    tool_choice: Annotated[Any, WithJsonSchema(asked.tool_choice(responses=True))] = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
     text: TextOptions | None = None
@@ -97,7 +99,7 @@ class ResponsesBody(Body):
                 turns[-1]["tool_calls"].append({"id": str(item.get("call_id")), "function": function})
             elif kind == "function_call_output":
                 turns.append({"role": "tool", "content": item.get("output")})
-            elif kind not in PASSED_OVER:
+            elif not isinstance(kind, str) or kind not in PASSED_OVER:
                 raise BadParameter(f"input.{number}.type", f"input items of type {kind!r} are not served")
         if not turns:
             raise BadParameter("input", "there is no message in the input")

@@ -27,7 +27,7 @@ class UploadBody(Body):
 
     filename: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
     bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)]
-    purpose: str
+    purpose: Annotated[str, Field(json_schema_extra={"enum": [*PURPOSES]})]
     mime_type: str
 
 

@@ -19,6 +19,7 @@ from serving.doors import batches, corpora, search
 from serving.doors.documents import Wanted
 
 router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"], route_class=StrictJSON)
+Query = Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
@@ -49,7 +50,7 @@ class SearchBody(Body):
         "rewrite_query": NotServed((None, False), "leave it out, a query is searched as it stands")
     }
 
-    query: str | Annotated[list[str], Field(min_length=1, max_length=20)]
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=20)]
     max_num_results: Annotated[int, Field(ge=1, le=50)] = 10
     filters: Filters | None = None
     ranking_options: RankingOptions | None = None

@@ -88,6 +88,25 @@ def test_so_it_is_in_a_chat(site: Site) -> None:
         assert not site.engine.requests
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/rerank", {"query": "x", "documents": ["a"], "return_documents": 0}, "return_documents"),
+        ("/v1/uploads", {"filename": "a", "bytes": False, "purpose": "assistants", "mime_type": "x"}, "bytes"),
+        ("/v1/vector_stores/vs_1/search", {"query": "x", "as_of": False}, "as_of"),
+        ("/v1/vector_stores/vs_1/search", {"query": "x", "max_num_results": "3"}, "max_num_results"),
+        ("/v1/tenants", {"id": "new", "tokens_per_day": False}, "tokens_per_day"),
+        ("/v1/completions", {"model": "echo-1", "prompt": [-1]}, "prompt"),
+        ("/v1/responses", {"model": "echo-1", "input": [{"type": {}}]}, "input.0.type"),
+        ("/v1/chat/completions", {**CHAT, "stream": 1}, "stream"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_and_not_made_to_fit(site: Site, path: str, body: dict[str, Any], param: str) -> None:
+    with site.http() as http:
+        refused = http.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
 def test_a_form_has_no_unknown_fields_either(site: Site) -> None:
     with site.http() as http:
         for field, param in (("purpos", "purpos"), ("expires_after[anchor]", "expires_after")):
