@@ -10,7 +10,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 
 from serving.api.bodies import refusal
 from serving.auth import Forbidden, Unauthorized
@@ -139,10 +138,10 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     return error_response(BadParameter(*refusal(same, error.body if of_body else None)))
 
 
-def _methods(request: Request) -> list[str]:
-    """All methods of this path; each is a route of its own."""
-    matching = [each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for each in matching for method in getattr(each, "methods", None) or ()})
+def _methods(request: Request) -> str:
+    """All methods of this path, each of which is a route of its own; empty for what the document does not have."""
+    path = getattr(request.scope.get("route"), "path_format", None)
+    return ", ".join(sorted(method.upper() for method in request.app.openapi()["paths"].get(path, ())))
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
@@ -151,5 +150,5 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         return http_error(404, f"Unknown request URL: {request.method} {request.url.path}")
     if error.status_code == 405:
         message = f"Not allowed: {request.method} {request.url.path}"
-        return http_error(405, message, {"allow": ", ".join(_methods(request))})
+        return http_error(405, message, {"allow": _methods(request) or (error.headers or {}).get("allow", "")})
     return http_error(error.status_code, str(error.detail), dict(error.headers or {}))
