@@ -51,7 +51,7 @@ class CompletionBody(SamplingBody):
     def prompts(self) -> list[Prompt]:
         """What is to be gone on with. Raises BadParameter."""
         given = self.prompt if isinstance(self.prompt, list) else [self.prompt]
-        if given and all(_is_id(one) for one in given):
+        if given is self.prompt and given and all(_is_id(one) for one in given):
             given = [given]
         prompts: list[Prompt] = []
         for one in given:

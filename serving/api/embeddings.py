@@ -34,7 +34,7 @@ class EmbeddingsBody(Body):
     def texts(self, data_dir: Path) -> list[str]:
         """The input as texts. Raises UserError."""
         given = self.input if isinstance(self.input, list) else [self.input]
-        if given and all(map(_is_id, given)):
+        if given is self.input and given and all(map(_is_id, given)):
             given = [given]
         if not 1 <= len(given) <= MAX_TEXTS:
             raise BadParameter("input", f"input is a text, token ids, or a list of 1 to {MAX_TEXTS} of such")

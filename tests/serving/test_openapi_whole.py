@@ -5,6 +5,7 @@ say it."""
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections import Counter
 from typing import Any
@@ -38,11 +39,14 @@ NAMED: dict[tuple[str, str | None], str] = {
             "response_format.json_schema.schema": "a JSON schema",
             "response_format.type": "text, json_object or json_schema",
             "messages": "a user's turn with text among them",
+            "messages.content": "a part of type text has a text",
+            "invalid_request": "something to search for",
             "input": "a message among the items",
             "metadata.corpus": "a name, where it is given",
         }.items()
     },
     ("/v1/completions", "best_of"): "as large as n",
+    ("/v1/completions", "model"): "without a vector store",
     ("/v1/completions", "echo"): "without logprobs, and of texts",
     ("/v1/completions", "prompt"): "prompts times n",
     ("/v1/embeddings", "dimensions"): "those of the embedder",
@@ -59,6 +63,8 @@ NAMED: dict[tuple[str, str | None], str] = {
     ("/v1/schedules", "invalid_request"): "cron's grammar, and a time zone",
     ("/v1/schedules/{schedule_id}", "invalid_request"): "cron's grammar, and a time zone",
     ("/v1/api_keys", "invalid_request"): "an end that is to come",
+    ("/v1/corpora/{corpus_id}/hook", "invalid_request"): "a corpus with a source",
+    ("/v1/webhooks", "invalid_request"): "a URL with a host",
     ("/v1/webhooks", "host_not_allowed"): "where the operator lets it lead",
     ("/v1/sites", "invalid_request"): "a name that is free",
     ("/v1/tenants", "tenant_exists"): "a name that is free",
@@ -75,7 +81,8 @@ def is_named(path: str, failure: Any, response: Any) -> bool:
     if type(failure).__name__ != "RejectedPositiveData" or response.status_code != 400:
         return False
     error = json.loads(response.content)["error"]
-    return bool({(path, error["param"]), (path, error["code"])} & NAMED.keys())
+    field = re.sub(r"\.\d+", "", error["param"] or "") or None
+    return bool({(path, field), (path, error["code"])} & NAMED.keys())
 
 
 @pytest.mark.slow

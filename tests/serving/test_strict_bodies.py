@@ -97,6 +97,8 @@ def test_so_it_is_in_a_chat(site: Site) -> None:
         ("/v1/vector_stores/vs_1/search", {"query": "x", "max_num_results": "3"}, "max_num_results"),
         ("/v1/tenants", {"id": "new", "tokens_per_day": False}, "tokens_per_day"),
         ("/v1/completions", {"model": "echo-1", "prompt": [-1]}, "prompt"),
+        ("/v1/completions", {"model": "echo-1", "prompt": 0}, "prompt"),
+        ("/v1/embeddings", {"model": "x", "input": 0}, "input"),
         ("/v1/responses", {"model": "echo-1", "input": [{"type": {}}]}, "input.0.type"),
         ("/v1/chat/completions", {**CHAT, "stream": 1}, "stream"),
     ],
