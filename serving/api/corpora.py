@@ -33,7 +33,7 @@ _FORM = {
                     "required": ["files"],
                     "properties": {
                         "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}},
-                        "paths": {"type": "array", "items": {"type": "string"}, "description": "As many, or none"},
+                        "paths": {"type": "array", "items": asked.PATH, "description": "As many, or none"},
                     },
                 }
             }

@@ -10,6 +10,7 @@ Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 SOME_TEXT: Schema = {"type": "string", "minLength": 1}
 TOKEN_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PATH: Schema = {"type": "string", "minLength": 1, "maxLength": 4096, "pattern": r"^[^\x00]+$"}
 OBJECT: Schema = {"type": "object"}
 NAMED = r"^[A-Za-z0-9_.-]{1,64}$"  # a function
 
