@@ -36,7 +36,7 @@ def add(
     source = {**_place(where, git, url_list), "ref": ref, "credential": credential, "endpoint": endpoint, "region": region}
     api = connect(url, key_file)
     body = {"source": {name: value for name, value in source.items() if value is not None}}
-    made = api.call("PUT", f"/corpora/{ensure_corpus(api, corpus)['id']}/source", json=body)
+    made = api.call("PUT", f"/corpora/{ensure_corpus(api, corpus)['id']}/sources", json=body)
     show(made, as_json, lambda _: f"{corpus} is synced from {where}: preread sync {corpus} --dry-run")
 
 
@@ -44,7 +44,7 @@ def add(
 def list_(url: Url = None, key_file: KeyFile = None, as_json: Json = False) -> None:
     """List the corpora that have a source."""
     api = connect(url, key_file)
-    corpora = [{**corpus, **api.get(f"/corpora/{corpus['id']}/source")} for corpus in api.pages("/vector_stores")]
+    corpora = [{**corpus, **api.get(f"/corpora/{corpus['id']}/sources")} for corpus in api.pages("/vector_stores")]
     show([each for each in corpora if each["source"]], as_json, _listed)
 
 
@@ -52,7 +52,7 @@ def list_(url: Url = None, key_file: KeyFile = None, as_json: Json = False) -> N
 def remove(corpus: Corpus, url: Url = None, key_file: KeyFile = None, as_json: Json = False) -> None:
     """Sync a corpus from nowhere any more; its documents stay."""
     api = connect(url, key_file)
-    gone = api.call("PUT", f"/corpora/{find_corpus(api, corpus)['id']}/source", json={"source": None})
+    gone = api.call("PUT", f"/corpora/{find_corpus(api, corpus)['id']}/sources", json={"source": None})
     show(gone, as_json, lambda _: f"{corpus} has no source any more")
 
 

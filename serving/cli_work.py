@@ -76,7 +76,7 @@ def sync(
     else:
         found = ensure_corpus(api, corpus)
         body = {"source": {"type": "git" if git else "folder", "path": str(source.resolve())}}
-        api.call("PUT", f"/corpora/{found['id']}/source", json=body)
+        api.call("PUT", f"/corpora/{found['id']}/sources", json=body)
     started = api.post(f"/corpora/{found['id']}/sync", {"delete_missing": True, "dry_run": dry_run})
     if not dry_run:
         _finish(api, started, wait, as_json)

@@ -60,15 +60,17 @@ class PromptPlan:
 
 
 def plan_prompt(
-    fmt: PromptFormat, messages: Sequence[Message], chunks: Sequence[RetrievedChunk], max_model_len: int, max_tokens: int
-) -> PromptPlan:
-    """Fit the prompt beside `max_tokens` of answer: the lowest-ranked chunks go first, then the oldest turns.
+    fmt: PromptFormat, messages: Sequence[Message], chunks: Sequence[RetrievedChunk], max_model_len: int, max_tokens: int,
+    grounded: bool = False,
+) -> PromptPlan:  # fmt: skip
+    """Fit the prompt beside `max_tokens` of answer: the lowest-ranked chunks go first, then the oldest turns. `grounded`: it
+    begins with the frame even if there are no chunks.
 
     Each text is encoded once, and the template is rendered O(log(turns)) times: with fewer turns a prompt is shorter, so
     how many go is bisected. Raises UserError(code="context_length_exceeded") if the last turn and the system text alone do
     not fit."""
     room = max_model_len - max_tokens
-    turns, once, grounded = [Turn(m.role, m.content) for m in messages], fmt.remembering(), bool(chunks)
+    turns, once, grounded = [Turn(m.role, m.content) for m in messages], fmt.remembering(), grounded or bool(chunks)
     plan = _plan(once, turns, grounded)
     if plan.tokens <= room:
         return _with_chunks(once, plan, chunks, room)

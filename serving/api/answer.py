@@ -103,6 +103,7 @@ class Answer:
     refuses: bool = False
     logprobs: bool = False
     retrieval_ms: float | None = None
+    nothing_found: bool = False  # documents were searched, in vain
     started: float = field(default_factory=time.perf_counter)
     first_text_ms: float | None = None
     kind: str = "chatcmpl"
@@ -179,6 +180,7 @@ class Answer:
         report["ms"] = {**report["ms"]}
         if self.retrieval_ms is not None:
             report["ms"]["retrieval"] = round(self.retrieval_ms, 2)
+        report["nothing_found"] = self.nothing_found
         return {"citations": citations(choice.text, choice.outcome().used_chunks, held), "preread": report}
 
     def notes(self, choice: Choice, held: frozenset[int]) -> list[dict[str, Any]]:

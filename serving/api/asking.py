@@ -19,10 +19,13 @@ from serving.api.parts import ApiParts
 from serving.auth import Principal
 from serving.doors import corpora, search, settings
 from serving.emphasis import emphasis_of
-from serving.engine.types import Emphasis, GenerateRequest
+from serving.engine.types import Emphasis, GenerateRequest, Message
 from storage.catalogue.usage import TASKS
 from storage.errors import NotFound
 from storage.types import RetrievedChunk
+
+# Stands where passages would: a model with functions is asked all the same, since one of them may know.
+NONE_FOUND = Message("system", "(No passage was found for this question. Say so, unless the result of a function answers it.)")
 
 
 def check_model(parts: ApiParts, model: str) -> None:
@@ -57,12 +60,15 @@ async def begin(parts: ApiParts, metrics: Metrics, who: Principal, body: ChatBod
         before = time.perf_counter()
         chunks, emphasis = await to_thread.run_sync(_retrieve, parts, who, ids, body)
         answer.retrieval_ms = 1000 * (time.perf_counter() - before)
+        answer.nothing_found = not chunks
     if not chunks and (needs_context or (search_for and offered is None)):
         answer.choices = [Choice(number, None) for number in range(body.n or 1)]
         return answer
     if offered is not None:
         messages = tools.with_rules(messages, offered)
-    asked = replace(asked, messages=messages, chunks=chunks, emphasis=emphasis)
+    if answer.nothing_found:
+        messages = (NONE_FOUND, *messages)
+    asked = replace(asked, messages=messages, chunks=chunks, emphasis=emphasis, grounded=search_for)
     if not named:
         known = await to_thread.run_sync(search.known, parts, who, messages, asked.method)
         asked = replace(asked, known=known, scope=who.scope)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-UNKNOWN = "unknown_parameter"
+UNKNOWN, UNSUPPORTED = "unknown_parameter", "unsupported_parameter"
 # What is expected, by the error that says that it is something else.
 EXPECTED: Mapping[str, str] = MappingProxyType({
     "string_type": "a text", "none_required": "null", "bool_type": "true or false", "bool_parsing": "true or false",
@@ -23,12 +23,30 @@ EXPECTED: Mapping[str, str] = MappingProxyType({
 WANTED = ("Value error, ", "Input should be ", "List should have ", "String should have ", "Dictionary should have ")
 
 
-class Body(BaseModel):
-    """A body that refuses fields that it does not know, since a misspelt limit that is passed over is no limit. `ignored`:
-    fields of OpenAI's clients that change nothing here."""
+class NotServed(NamedTuple):
+    """A field that would change something. `unused`: values that mean that it is not used."""
 
-    model_config = ConfigDict(extra="forbid")
+    unused: tuple[Any, ...] = (None,)
+    instead: str = "leave it out"
+
+
+def _told(schema: dict[str, Any], body: type[Body]) -> None:
+    """The OpenAPI document has the fields, too, that are none of a body's own."""
+    told: dict[str, Any] = {name: {"description": "Changes nothing."} for name in sorted(body.ignored)}
+    told |= {name: {"enum": [*each.unused], "description": "Not served."} for name, each in body.not_served.items()}
+    schema["properties"] = told | schema.get("properties", {})
+    schema.update(body.also_told)
+
+
+class Body(BaseModel):
+    """A body that refuses fields that it does not know, since a misspelt limit that is passed over is no limit. Of OpenAI's
+    clients' fields `ignored` are those that change nothing here."""
+
+    # Strict: a truth value is no number, and a text is neither, as the document says.
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_told)
     ignored: ClassVar[frozenset[str]] = frozenset()
+    not_served: ClassVar[Mapping[str, NotServed]] = MappingProxyType({})
+    also_told: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what the document says of the body as a whole
 
     @model_validator(mode="before")
     @classmethod
@@ -36,9 +54,13 @@ class Body(BaseModel):
         if not isinstance(given, dict):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in given:
-            if name not in known and name not in cls.ignored:
-                hint = hint_for(str(name), known)
+        for name, value in given.items():
+            if (unserved := cls.not_served.get(name)) is not None:
+                if value not in unserved.unused:
+                    told = {"name": name, "instead": unserved.instead}
+                    raise PydanticCustomError(UNSUPPORTED, "not served: {instead}", told)
+            elif name not in known and name not in cls.ignored:
+                hint = hint_for(str(name), known | cls.not_served.keys())
                 raise PydanticCustomError(UNKNOWN, "Unknown parameter{hint}", {"name": str(name)[:200], "hint": hint})
         return {name: value for name, value in given.items() if name in known}
 
@@ -61,6 +83,8 @@ def refusal(errors: Sequence[Mapping[str, Any]], body: Any) -> tuple[str, str, s
     param = ".".join(map(str, place))
     if error["type"] == UNKNOWN:
         return param, f"Unknown parameter: {param!r}{error['ctx']['hint']}", UNKNOWN
+    if error["type"] == UNSUPPORTED:
+        return param, f"{param} is {error['msg']}", UNSUPPORTED
     if error["type"] == "missing":
         return param, f"{param} is missing", "missing_required_parameter"
     kinds = dict.fromkeys(EXPECTED[each["type"]] for at, each in near if at == place and each["type"] in EXPECTED)
@@ -81,7 +105,7 @@ def _place(error: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
             here = here[part]
     if error["type"] == "missing" or not isinstance(body, Mapping | list):
         found.append(error["loc"][-1])
-    if error["type"] == UNKNOWN:
+    if error["type"] in (UNKNOWN, UNSUPPORTED):
         found.append(error["ctx"]["name"])
     return tuple(found)
 

@@ -6,32 +6,35 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from retrieval.relevance import RELEVANT
 from serving.api import tools as calls
-from serving.api.bodies import Body
+from serving.api.bodies import UNSUPPORTED, Body, NotServed
 from serving.api.errors import BadParameter
 from serving.api.file_search import FileSearch, Score
 from serving.api.sampling import SamplingBody
+from serving.api.shapes import asked
 from serving.api.times import Moment
+from serving.emphasis import LEAST, MOST
 from serving.engine.types import Message, Shape
 
 MAX_TOP_K = 100
 SCHEMA_LIMIT = 64 << 10  # characters
 SHORT_QUESTION = 25  # characters; "and in 2023?" means little without the turn before
 EARLIER = 200  # characters of the user turn before that help a short question
+EMPHASIS = asked.weights(LEAST, MOST, r"^(doc|file)-[^:]*$")  # or <id>:<start>-<end>, whose order no schema can say
 TASK, HISTORY = "### Task:", "<chat_history>"
 
 
 class TextPart(BaseModel):
-    type: str
+    type: Annotated[str, Field(json_schema_extra={"enum": ["text", "input_text", "output_text", "refusal"]})]
     text: str | None = None
     refusal: str | None = None
 
 
 class ChatMessage(BaseModel):
-    role: str
+    role: Annotated[str, Field(json_schema_extra={"enum": ["system", "developer", "user", "assistant", "tool"]})]
     content: str | list[TextPart] | None = None
     tool_calls: list[calls.ToolCall] | None = None
 
@@ -66,7 +69,7 @@ class PrereadOptions(Body):
 
     method: str | None = None
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
-    emphasis: Annotated[dict[str, float], Field(max_length=200)] = Field({})  # see serving.emphasis
+    emphasis: Annotated[dict[str, float], Field(max_length=200, json_schema_extra=EMPHASIS)] = Field({})  # see serving.emphasis
     as_of: Moment | None = None  # passages of what was current then
     require_context: bool = False  # refuse rather than answer without a passage
     min_score: Score | None = None  # of a passage; by default RELEVANT with require_context, and any without
@@ -75,33 +78,36 @@ class PrereadOptions(Body):
 class ChatBody(SamplingBody):
     """The body of chat/completions."""
 
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "functions": (None, []),
-        "function_call": (None, "none"),
-        "modalities": (None, ["text"]),
-        "audio": (None,),
-        "web_search_options": (None,),
-        "prediction": (None,),
+    not_served: ClassVar[Mapping[str, NotServed]] = {
+        "functions": NotServed((None, []), "use tools"),
+        "function_call": NotServed((None, "none"), "use tool_choice"),
+        "modalities": NotServed((None, ["text"])),
+        "audio": NotServed(),
+        "web_search_options": NotServed(),
+        "prediction": NotServed(),
+        "moderation": NotServed(),
     }
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: dict[str, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=calls.MAX_TOOLS)] | None = None
-    tool_choice: Any = None
+    tools: Annotated[
+        Annotated[list[dict[str, Any]], Field(max_length=calls.MAX_TOOLS)] | None, WithJsonSchema(asked.tools(calls.MAX_TOOLS))
+    ] = None
+    tool_choice: Annotated[Any, WithJsonSchema(asked.tool_choice())] = None
     parallel_tool_calls: bool | None = None
     vector_store_ids: list[str] | None = None
     metadata: dict[str, Any] | None = None
     preread: PrereadOptions | None = None
 
     def check(self) -> None:
-        """Refuse what would change the answer and is not served. Raises BadParameter."""
+        """See `SamplingBody.check`."""
         super().check()
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") not in ("file_search", "function"):
                 message = f"tools of type {str(tool.get('type'))[:100]!r} are not served: file_search and function are"
-                raise BadParameter(f"tools.{number}", message, "unsupported_parameter")
+                raise BadParameter(f"tools.{number}", message, UNSUPPORTED)
         self.filters()
         for name in self.preread.emphasis if self.preread else ():
             if not name.startswith(("doc-", "file-")):

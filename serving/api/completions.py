@@ -8,16 +8,17 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from serving.api.access import Parts, Reader
 from serving.api.answer import Answer, Choice, finished
 from serving.api.asking import check_model, submit
+from serving.api.bodies import UNSUPPORTED, NotServed
 from serving.api.errors import BadParameter
 from serving.api.json_body import StrictJSON
 from serving.api.logprobs import completion_logprobs
 from serving.api.sampling import MAX_CHOICES, SamplingBody
-from serving.api.shapes import answers
+from serving.api.shapes import answers, asked
 from serving.api.shapes.common import told
 from serving.api.stream import HEARTBEAT, Stream, event, guarded, with_heartbeats
 from serving.engine.types import GenerateRequest, TokenLogprob
@@ -28,28 +29,29 @@ Prompt = str | tuple[int, ...]
 
 
 class CompletionBody(SamplingBody):
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": (None, ""), "best_of": (None, 1)}
+    not_served: ClassVar[Mapping[str, NotServed]] = {"suffix": NotServed((None, ""))}
 
-    prompt: Any = "<|endoftext|>"
+    prompt: Annotated[Any, WithJsonSchema(asked.texts_or_ids(MAX_CHOICES))] = "<|endoftext|>"
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     def check(self) -> None:
-        """Refuse what is not served. Raises BadParameter."""
-        if (self.model_extra or {}).get("best_of") == (self.n or 1):
-            self.model_extra.pop("best_of")  # type: ignore[union-attr]
+        """See `SamplingBody.check`."""
         super().check()
+        if self.best_of not in (None, self.n or 1):
+            raise BadParameter("best_of", "best_of is served where it is n: all that is made is answered", UNSUPPORTED)
         if self.echo and self.logprobs is not None:
-            raise BadParameter("echo", "echo with logprobs is not served: leave one out", "unsupported_parameter")
+            raise BadParameter("echo", "echo with logprobs is not served: leave one out", UNSUPPORTED)
         if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts()):
-            raise BadParameter("echo", "echo is served for prompts that are texts", "unsupported_parameter")
+            raise BadParameter("echo", "echo is served for prompts that are texts", UNSUPPORTED)
         if len(self.prompts()) * (self.n or 1) > MAX_CHOICES:
             raise BadParameter("prompt", f"at most {MAX_CHOICES} choices are served: prompts times n")
 
     def prompts(self) -> list[Prompt]:
         """What is to be gone on with. Raises BadParameter."""
         given = self.prompt if isinstance(self.prompt, list) else [self.prompt]
-        if given and all(_is_id(one) for one in given):
+        if given is self.prompt and given and all(_is_id(one) for one in given):
             given = [given]
         prompts: list[Prompt] = []
         for one in given:
@@ -65,7 +67,7 @@ class CompletionBody(SamplingBody):
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @router.post("", response_model=None, responses=told(answers.Completion))

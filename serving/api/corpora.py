@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
@@ -15,9 +16,10 @@ from serving.api.bodies import Body
 from serving.api.errors import BadParameter
 from serving.api.files import sent_name
 from serving.api.json_body import StrictJSON
-from serving.api.shapes import work
+from serving.api.shapes import asked, work
 from serving.api.shapes.common import told
 from serving.doors import batches, reindex, settings, sync
+from serving.emphasis import LEAST, MOST
 
 router = APIRouter(prefix="/v1/corpora/{corpus_id}", tags=["corpora"], route_class=StrictJSON)
 MAX_FILES = 10_000
@@ -30,8 +32,8 @@ _FORM = {
                     "type": "object",
                     "required": ["files"],
                     "properties": {
-                        "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                        "paths": {"type": "array", "items": {"type": "string"}},
+                        "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}},
+                        "paths": {"type": "array", "items": asked.PATH, "description": "As many, or none"},
                     },
                 }
             }
@@ -57,6 +59,8 @@ class SyncBody(Body):
 
 
 Url = Annotated[str, Field(min_length=1, max_length=2000)]
+HttpUrl = Annotated[Url, Field(json_schema_extra={"pattern": r"^https?://[a-z0-9.-]+(/|$)"})]
+S3Url = Annotated[Url, Field(json_schema_extra={"pattern": r"^s3://[a-z0-9.-]{3,63}(/|$)"})]
 Credential = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -68,9 +72,11 @@ class FolderSource(Body):
 class GitSource(Body):
     """A repository on the server by its `path`, or elsewhere by its `url`. `credential`: a name of docs/sources.md."""
 
+    also_told: ClassVar[Mapping[str, Any]] = asked.one_of("path", "url", filled=asked.TEXT)
+
     type: Literal["git"]
     path: Annotated[str, Field(min_length=1)] | None = None
-    url: Url | None = None
+    url: HttpUrl | None = None
     ref: Annotated[str, Field(min_length=1, max_length=200)] = "HEAD"
     credential: Credential | None = None
 
@@ -85,8 +91,8 @@ class S3Source(Body):
     """`url`: s3://bucket/prefix. `endpoint`: https://… of a store that is not AWS."""
 
     type: Literal["s3"]
-    url: Url
-    endpoint: Url | None = None
+    url: S3Url
+    endpoint: HttpUrl | None = None
     region: Annotated[str, Field(pattern="^[a-z0-9-]{1,40}$")] = "us-east-1"
     credential: Credential | None = None
 
@@ -95,7 +101,7 @@ class HttpSource(Body):
     """`url`: of a list of URLs, as text, JSON or a sitemap."""
 
     type: Literal["http"]
-    url: Url
+    url: HttpUrl
     credential: Credential | None = None
 
 
@@ -123,7 +129,7 @@ class SettingsBody(Body):
     the documents of which paths; the last rule that fits counts, before what an upload says. `sharing`: with which group of
     tenants an empty corpus is to share KV. What is left out stays as it is."""
 
-    emphasis: Annotated[dict[str, float], Field(max_length=200)] | None = None
+    emphasis: Annotated[dict[str, float], Field(max_length=200, json_schema_extra=asked.weights(LEAST, MOST))] | None = None
     conditioning: Literal["none", "document"] | None = None
     keep_versions: str | int | None = None
     access: Annotated[list[AccessRule], Field(max_length=200)] | None = None
@@ -161,12 +167,12 @@ def reindex_corpus(parts: Parts, who: Admin, corpus_id: str) -> dict[str, Any]:
     return reindex.start(parts, who, corpus_id)
 
 
-@router.get("/source", responses=told(work.Source))
+@router.get("/sources", responses=told(work.Source))
 def retrieve_source(parts: Parts, who: Reader, corpus_id: str) -> dict[str, Any]:
     return sync.get_source(parts, who, corpus_id)
 
 
-@router.put("/source", responses=told(work.Source))
+@router.put("/sources", responses=told(work.Source))
 def replace_source(parts: Parts, who: Admin, corpus_id: str, body: SourceBody) -> dict[str, Any]:
     source = None if body.source is None else body.source.model_dump(exclude_none=True)
     return sync.set_source(parts, who, corpus_id, source)

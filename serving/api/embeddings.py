@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from serving.api.access import Parts, Reader
 from serving.api.bodies import Body
 from serving.api.errors import BadParameter
 from serving.api.json_body import StrictJSON
-from serving.api.shapes import inference
+from serving.api.shapes import asked, inference
 from serving.api.shapes.common import told
 from serving.api.token_ids import texts_of
 from storage.errors import UserError
@@ -26,7 +26,7 @@ MAX_TEXTS = 2048
 class EmbeddingsBody(Body):
     ignored = frozenset({"user"})
 
-    input: Any
+    input: Annotated[Any, WithJsonSchema(asked.texts_or_ids(MAX_TEXTS))]
     model: str = ""  # any: there is one embedder, the one that searches are made with
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -34,7 +34,7 @@ class EmbeddingsBody(Body):
     def texts(self, data_dir: Path) -> list[str]:
         """The input as texts. Raises UserError."""
         given = self.input if isinstance(self.input, list) else [self.input]
-        if given and all(map(_is_id, given)):
+        if given is self.input and given and all(map(_is_id, given)):
             given = [given]
         if not 1 <= len(given) <= MAX_TEXTS:
             raise BadParameter("input", f"input is a text, token ids, or a list of 1 to {MAX_TEXTS} of such")
@@ -51,7 +51,7 @@ class EmbeddingsBody(Body):
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @router.post("", responses=told(inference.EmbeddingList))

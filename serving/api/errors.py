@@ -75,7 +75,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     headers = {**headers, **getattr(error, "headers", {})}
     if isinstance(error, Overloaded) and error.retry_after is not None:
         headers = {**headers, "retry-after": str(error.retry_after)}
-    return status, error_body(str(error), kind, getattr(error, "param", None), error.code), headers
+    return status, error_body(str(error), kind, getattr(error, "param", None) or None, error.code), headers
 
 
 def _as_request() -> str:
@@ -138,11 +138,17 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     return error_response(BadParameter(*refusal(same, error.body if of_body else None)))
 
 
+def _methods(request: Request) -> str:
+    """All methods of this path, each of which is a route of its own; empty for what the document does not have."""
+    path = getattr(request.scope.get("route"), "path_format", None)
+    return ", ".join(sorted(method.upper() for method in request.app.openapi()["paths"].get(path, ())))
+
+
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return http_error(404, f"Unknown request URL: {request.method} {request.url.path}")
     if error.status_code == 405:
         message = f"Not allowed: {request.method} {request.url.path}"
-        return http_error(405, message, dict(error.headers or {}))
+        return http_error(405, message, {"allow": _methods(request) or (error.headers or {}).get("allow", "")})
     return http_error(error.status_code, str(error.detail), dict(error.headers or {}))

@@ -40,7 +40,7 @@ BODIES: Mapping[str, Any] = {
     "/v1/vector_stores/{vector_store_id}/files/{file_id}": {"attributes": {"year": 2024}},
     "/v1/vector_stores/{vector_store_id}/file_batches": {"file_ids": ["file-1", "file-2"]},
     "/v1/corpora/{corpus_id}/sync": {"manifest": [{"path": "terms.md", "sha256": 64 * "0", "bytes": 120}], "dry_run": True},
-    "/v1/corpora/{corpus_id}/source": {"source": {"type": "git", "url": "https://git.example.com/handbook.git"}},
+    "/v1/corpora/{corpus_id}/sources": {"source": {"type": "git", "url": "https://git.example.com/handbook.git"}},
     "/v1/corpora/{corpus_id}/settings": {"emphasis": {"terms/*": 2.0}},
     "/v1/jobs/{job_id}/retry": {"only": "failed"},
     "/v1/schedules": {"corpus_id": "vs_1", "cron": "0 3 * * *", "timezone": "Europe/Berlin"},

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from retrieval import filters as attribute_filters
-from serving.api.bodies import Body, refusal
+from serving.api.bodies import Body, NotServed, refusal
 from serving.api.errors import BadParameter
+from serving.api.shapes import asked
 from storage.errors import UserError
 
 Score = Annotated[float, Field(ge=0, le=1)]
@@ -23,11 +24,15 @@ def _checked(filters: dict[str, Any]) -> dict[str, Any]:
     return filters
 
 
-Filters = Annotated[dict[str, Any], AfterValidator(_checked)]
+Filters = Annotated[dict[str, Any], AfterValidator(_checked), WithJsonSchema(asked.FILTERS)]
 
 
 class RankingOptions(Body):
     """`ranker` none: as both searches found it, where the server has a reranker. `score_threshold`: see retrieval.search."""
+
+    not_served: ClassVar[Mapping[str, NotServed]] = {
+        "hybrid_search": NotServed(instead="leave it out, both searches weigh the same")
+    }
 
     ranker: Literal["none", "auto", "default-2024-11-15"] = "auto"
     score_threshold: Score | None = None

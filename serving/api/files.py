@@ -40,7 +40,7 @@ def upload_file(
     parts: Parts,
     who: Writer,
     file: Annotated[UploadFile, File()],
-    purpose: Annotated[str, Form()] = "assistants",
+    purpose: Annotated[str, Form(json_schema_extra={"enum": [*PURPOSES]})] = "assistants",
 ) -> dict[str, Any]:
     if purpose not in PURPOSES:
         raise BadParameter("purpose", f"purpose is one of {', '.join(PURPOSES)}")

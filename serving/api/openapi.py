@@ -17,7 +17,8 @@ ABOUT = (
     "Read a corpus once, reuse its KV in every prompt. A corpus is an OpenAI vector store, a document is a file in it; OpenAI's "
     "clients work unmodified. Every error has OpenAI's shape."
 )
-OPEN = ("/healthz", "/readyz", "/metrics", "/auth/config", "/auth/login", "/auth/callback")  # without a key
+# Without a key; /auth/ by cookies.
+OPEN = ("/healthz", "/readyz", "/metrics", "/auth/config", "/auth/login", "/auth/callback", "/auth/session", "/auth/logout")
 SIGNED = ("/site/", "/hooks/")  # by a signature in the request
 REFERENCE = "#/components/schemas/{model}"
 RESPONSES = "/v1/responses"

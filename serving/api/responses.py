@@ -29,7 +29,6 @@ router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=Stric
 
 @router.post("", response_model=None, responses=told(answers.Response))
 async def create_response(parts: Parts, who: Reader, body: ResponsesBody, request: Request) -> Stream | dict[str, Any]:
-    body.check()
     chat = body.chat()
     try:
         answer = await begin(parts, request.app.state.metrics, who, chat, request)

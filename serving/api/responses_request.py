@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, WithJsonSchema
 
-from serving.api.bodies import refusal
+from serving.api.bodies import Body, NotServed, refusal
 from serving.api.chat_request import ChatBody, PrereadOptions
 from serving.api.errors import BadParameter
-from serving.api.sampling import IGNORED, StreamOptions, known_only, unknown_parameter
+from serving.api.sampling import IGNORED, TEMPERATURE, StreamOptions
+from serving.api.shapes import asked
+from serving.api.tools import MAX_TOOLS
 
 RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
+WHOLE = "send the whole conversation as input"
 # What the client may send back of an earlier answer, and nobody has to read again.
 PASSED_OVER = frozenset({"file_search_call", "reasoning"})
 
@@ -22,46 +25,37 @@ class TextOptions(BaseModel):
     verbosity: str | None = None
 
 
-class ResponsesBody(BaseModel):
-    """The body of responses."""
+class ResponsesBody(Body):
+    """The body of responses. Nothing is kept between requests."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=known_only)
-    # Parameters that would change the answer, and the values that mean "not used". Nothing is kept between requests.
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "previous_response_id": (None,),
-        "conversation": (None,),
-        "prompt": (None,),
-        "background": (None, False),
-        "context_management": (None, []),
+    not_served: ClassVar[Mapping[str, NotServed]] = {
+        "previous_response_id": NotServed(instead=WHOLE),
+        "conversation": NotServed(instead=WHOLE),
+        "prompt": NotServed(),
+        "background": NotServed((None, False)),
+        "background_options": NotServed((None, {})),
+        "context_management": NotServed((None, [])),
+        "moderation": NotServed(),
+        "access_programs": NotServed((None, {})),
     }
-    also_ignored: ClassVar[frozenset[str]] = frozenset({"max_tool_calls", "reasoning", "truncation"})
+    ignored = IGNORED | {"max_tool_calls", "reasoning", "truncation", "image"}
 
     model: str
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: Annotated[str | Annotated[list[dict[str, Any]], Field(min_length=1)], WithJsonSchema(asked.items())]
     instructions: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(asked.tools(MAX_TOOLS, responses=True))] = None
+    tool_choice: Annotated[Any, WithJsonSchema(asked.tool_choice(responses=True))] = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
     text: TextOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description=TEMPERATURE)
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     metadata: dict[str, Any] | None = None
     preread: PrereadOptions | None = None
-
-    def check(self) -> None:
-        """Refuse what would change the answer and is not served. Raises BadParameter."""
-        for name, value in (self.model_extra or {}).items():
-            if name in self.not_served:
-                if value not in self.not_served[name]:
-                    message = f"{name} is not served: send the whole conversation as input"
-                    raise BadParameter(name, message, "unsupported_parameter")
-            elif name not in IGNORED | self.also_ignored:
-                raise unknown_parameter(name, name, [*type(self).model_fields, *self.not_served])
 
     def chat(self) -> ChatBody:
         """The same as a chat request. Raises BadParameter."""
@@ -105,7 +99,7 @@ class ResponsesBody(BaseModel):
                 turns[-1]["tool_calls"].append({"id": str(item.get("call_id")), "function": function})
             elif kind == "function_call_output":
                 turns.append({"role": "tool", "content": item.get("output")})
-            elif kind not in PASSED_OVER:
+            elif not isinstance(kind, str) or kind not in PASSED_OVER:
                 raise BadParameter(f"input.{number}.type", f"input items of type {kind!r} are not served")
         if not turns:
             raise BadParameter("input", "there is no message in the input")

@@ -29,7 +29,7 @@ class Setting(Body):
 
 class Condition(Body):
     name: Annotated[list[str], Field(min_length=1, max_length=20)]
-    comparison_operator: str
+    comparison_operator: Annotated[str, Field(json_schema_extra={"enum": [*COMPARISONS]})]
     value: str | float | bool | None = None
 
 

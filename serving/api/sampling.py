@@ -1,14 +1,12 @@
-"""The parameters that all who ask for a text share, as OpenAI's clients send them. What would change the answer and is not
-served is refused in one line; what would not is ignored; what nobody knows is refused, as OpenAI does, with the nearest name."""
+"""The parameters that all who ask for a text share, as OpenAI's clients send them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from serving.api.bodies import UNKNOWN, Body, hint_for
+from serving.api.bodies import Body
 from serving.api.errors import BadParameter
 
 MAX_STOPS = 4
@@ -16,9 +14,10 @@ MAX_CHOICES = 8  # each is an answer of its own in the engine's queue
 MAX_BIASES = 1024
 # Parameters that change nothing here: who asks, what is kept, how it is billed, how much is thought.
 IGNORED = frozenset({
-    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "reasoning_effort", "verbosity",
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "reasoning_effort", "verbosity",
 })  # fmt: skip
+TEMPERATURE = "Where none is given it is 0: the likeliest token each time, so that answers can be repeated. (OpenAI's is 1.)"
 
 
 class StreamOptions(Body):
@@ -26,41 +25,30 @@ class StreamOptions(Body):
     include_obfuscation: bool = False
 
 
-def known_only(schema: dict[str, Any]) -> None:
-    """What the OpenAPI document says of a body whose unknown fields are refused by name."""
-    schema["additionalProperties"] = False
-    schema["properties"].update({name: {"description": "Changes nothing."} for name in IGNORED - schema["properties"].keys()})
-
-
-class SamplingBody(BaseModel):
+class SamplingBody(Body):
     """Fields common to chat/completions and completions."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=known_only)
-    # Parameters that would change the answer, and the values that mean "not used".
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    ignored = IGNORED
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description=TEMPERATURE)
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: str | list[str] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: int | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_BIASES, json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}),
+    ] | None = None
     ignore_eos: bool = False  # vLLM's: for measuring
 
     def check(self) -> None:
-        """Refuse what would change the answer and is not served. Raises BadParameter."""
-        for name, value in (self.model_extra or {}).items():
-            if name in self.not_served:
-                if value not in self.not_served[name]:
-                    raise BadParameter(name, f"{name} is not served: leave it out", "unsupported_parameter")
-            elif name not in IGNORED:
-                raise unknown_parameter(name, name, [*type(self).model_fields, *self.not_served])
+        """Refuse what no schema can say. Raises BadParameter."""
         if self.stream_options is not None and not self.stream:
             raise BadParameter("stream_options", "stream_options is only served with stream")
 
@@ -93,8 +81,3 @@ class SamplingBody(BaseModel):
             "logit_bias": self.biases(),
             "ignore_eos": self.ignore_eos,
         }
-
-
-def unknown_parameter(param: str, name: str, known: list[str]) -> BadParameter:
-    """OpenAI's refusal, with what may have been meant."""
-    return BadParameter(param, f"Unknown parameter: {param!r}{hint_for(name, known)}", UNKNOWN)

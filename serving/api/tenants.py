@@ -16,7 +16,7 @@ from serving.doors import tenants
 from serving.doors.paging import listing
 
 router = APIRouter(prefix="/v1", tags=["tenants"], route_class=StrictJSON)
-Amount = Annotated[int, Field(ge=0, le=2**62)]
+Amount = Annotated[int, Field(ge=0, le=2**53)]  # as far as every reader of JSON is exact
 
 
 class TenantLimits(Body):
@@ -30,7 +30,7 @@ class TenantLimits(Body):
 
 
 class NewTenant(TenantLimits):
-    id: str
+    id: Annotated[str, Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9_-]{0,47}$"})]
 
 
 class TenantChange(TenantLimits):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, File, UploadFile
 from pydantic import Field
 
 from serving.api.access import Parts, Writer
-from serving.api.bodies import Body
+from serving.api.bodies import Body, NotServed
 from serving.api.errors import BadParameter
 from serving.api.files import PURPOSES
 from serving.api.json_body import StrictJSON
@@ -22,11 +23,12 @@ MAX_PARTS = 10_000
 
 
 class UploadBody(Body):
+    not_served: ClassVar[Mapping[str, NotServed]] = {"expires_after": NotServed(instead="delete the file when it is done")}
+
     filename: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
     bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)]
-    purpose: str
+    purpose: Annotated[str, Field(json_schema_extra={"enum": [*PURPOSES]})]
     mime_type: str
-    expires_after: dict[str, Any] | None = None
 
 
 class CompleteBody(Body):
@@ -38,8 +40,6 @@ class CompleteBody(Body):
 def create_upload(parts: Parts, who: Writer, body: UploadBody) -> dict[str, Any]:
     if body.purpose not in PURPOSES:
         raise BadParameter("purpose", f"purpose is one of {', '.join(PURPOSES)}")
-    if body.expires_after is not None:
-        raise BadParameter("expires_after", "files do not expire here: delete the file when it is done")
     return uploads.create(parts, who, body.filename, body.bytes, body.purpose)
 
 

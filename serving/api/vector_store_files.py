@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import Field, model_validator
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 from serving.api.access import AnyPage, Parts, Reader, Writer
 from serving.api.bodies import Body
 from serving.api.json_body import StrictJSON
-from serving.api.shapes import stores
+from serving.api.shapes import asked, stores
 from serving.api.shapes.common import told
 from serving.api.vector_stores import Chunking
 from serving.doors import batches, documents
@@ -39,6 +40,8 @@ class AttributesBody(Body):
 
 
 class BatchBody(Chunking):
+    also_told: ClassVar[Mapping[str, Any]] = asked.one_of("file_ids", "files", filled={"type": "array", "minItems": 1})
+
     file_ids: Annotated[list[str], Field(max_length=2000)] | None = None
     files: Annotated[list[AttachBody], Field(max_length=2000)] | None = None
     attributes: Attributes | None = None

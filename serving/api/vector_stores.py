@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from serving.api.access import AnyPage, Parts, Reader, Writer
-from serving.api.bodies import Body
+from serving.api.bodies import Body, NotServed
 from serving.api.file_search import Filters, RankingOptions
 from serving.api.json_body import StrictJSON
 from serving.api.shapes import stores
@@ -18,54 +19,48 @@ from serving.doors import batches, corpora, search
 from serving.doors.documents import Wanted
 
 router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"], route_class=StrictJSON)
+Query = Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
 class Chunking(Body):
     """Chunks are cut to the reader model's measure; there is nothing to choose."""
 
-    chunking_strategy: dict[str, Any] | None = None
-
-    @field_validator("chunking_strategy")
-    @classmethod
-    def _auto(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "auto":
-            raise ValueError("only the chunking strategy auto is served: leave it out")
-        return value
+    not_served: ClassVar[Mapping[str, NotServed]] = {
+        "chunking_strategy": NotServed((None, {"type": "auto"}), "leave it out, chunks are cut to the reader model's measure")
+    }
 
 
 class StoreBody(Body):
+    not_served: ClassVar[Mapping[str, NotServed]] = {"expires_after": NotServed(instead="delete the store when it is done")}
+
     name: Annotated[str, Field(max_length=256)] | None = None
     metadata: Metadata | None = None
-    expires_after: dict[str, Any] | None = None
-
-    @field_validator("expires_after")
-    @classmethod
-    def _never(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None:
-            raise ValueError("vector stores do not expire here: delete the store when it is done")
-        return value
 
 
 class NewStoreBody(StoreBody, Chunking):
-    ignored = frozenset({"description"})
+    not_served: ClassVar[Mapping[str, NotServed]] = {**StoreBody.not_served, **Chunking.not_served}
 
+    description: Annotated[str, Field(max_length=4096)] | None = None
     file_ids: Annotated[list[str], Field(max_length=500)] = Field([])
 
 
 class SearchBody(Body):
-    query: str | Annotated[list[str], Field(min_length=1, max_length=20)]
+    not_served: ClassVar[Mapping[str, NotServed]] = {
+        "rewrite_query": NotServed((None, False), "leave it out, a query is searched as it stands")
+    }
+
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=20)]
     max_num_results: Annotated[int, Field(ge=1, le=50)] = 10
     filters: Filters | None = None
     ranking_options: RankingOptions | None = None
-    rewrite_query: bool = False  # a query is searched as it stands; the answer's search_query says so
     as_of: Moment | None = None  # of what was current then
 
 
 @router.post("", responses=told(stores.VectorStore))
 def create_vector_store(parts: Parts, who: Writer, body: NewStoreBody) -> dict[str, Any]:
     wanted = [Wanted(file_id) for file_id in body.file_ids]
-    return batches.create_store(parts, who, body.name or "", body.metadata or {}, wanted)
+    return batches.create_store(parts, who, body.name or "", body.metadata or {}, wanted, body.description)
 
 
 @router.get("", responses=told(stores.VectorStoreList))

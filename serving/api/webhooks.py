@@ -20,7 +20,7 @@ Event = Literal["job.completed", "job.completed_with_errors", "job.failed", "job
 
 
 class WebhookBody(Body):
-    url: Annotated[str, Field(min_length=1, max_length=2000)]
+    url: Annotated[str, Field(min_length=1, max_length=2000, json_schema_extra={"pattern": r"^https?://[a-z0-9.-]+(/|$)"})]
     events: Annotated[list[Event], Field(min_length=1)] | None = None
     corpora: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
 

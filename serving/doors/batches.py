@@ -29,11 +29,12 @@ LONGEST_PATH = 4096
 
 
 def create_store(
-    parts: ApiParts, who: Principal, name: str, metadata: dict[str, Any], wanted: Sequence[Wanted]
-) -> dict[str, Any]:
+    parts: ApiParts, who: Principal, name: str, metadata: dict[str, Any], wanted: Sequence[Wanted],
+    description: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """A new vector store with files in it. Raises NotFound, Forbidden."""
     with parts.catalogue.write() as session:
-        corpus = corpora.add(session, parts, who, name, metadata)
+        corpus = corpora.add(session, parts, who, name, metadata, description)
         if wanted:
             documents.plan(session, who, corpus, wanted)
         shown = corpora.shapes(session, [corpus])[0]

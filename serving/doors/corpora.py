@@ -65,7 +65,9 @@ def names(parts: ApiParts, who: Principal) -> list[tuple[str, str, float]]:
         return [(row.id, row.name, row.created_at) for row in rows]
 
 
-def add(session: Session, parts: ApiParts, who: Principal, name: str, metadata: dict[str, Any]) -> Corpus:
+def add(
+    session: Session, parts: ApiParts, who: Principal, name: str, metadata: dict[str, Any], description: str | None = None
+) -> Corpus:
     """A new corpus in the caller's transaction. Raises Forbidden for a key that could not see it."""
     if who.corpora is not None:
         raise Forbidden("This key is restricted to its vector stores and cannot create others.")
@@ -77,6 +79,7 @@ def add(session: Session, parts: ApiParts, who: Principal, name: str, metadata: 
         sharing_group=who.tenant_id,
         source=None,
         attributes=metadata,
+        settings={} if description is None else {"description": description},
         created_at=now,
         last_active_at=now,
     )
@@ -144,6 +147,7 @@ def _shape(row: Corpus, counts: dict[str, int], usage: int) -> dict[str, Any]:
         "object": "vector_store",
         "created_at": int(row.created_at),
         "name": row.name,
+        "description": row.settings.get("description"),
         "status": "in_progress" if counts["in_progress"] else "completed",
         "usage_bytes": usage,
         "file_counts": {**counts, "total": sum(counts.values())},

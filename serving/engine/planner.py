@@ -35,7 +35,8 @@ class Planner:
         if request.prompt is not None:
             ids = self._reader.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
             return plan_text(ids, max_model_len, request.max_tokens)
-        plan = plan_prompt(self._reader.format, request.messages, chunks, max_model_len, request.max_tokens)
+        room = (max_model_len, request.max_tokens)
+        plan = plan_prompt(self._reader.format, request.messages, chunks, *room, grounded=request.grounded)
         if request.needs_chunks and not plan.chunks:
             raise UserError("No passage fits beside so long a question.", code="context_length_exceeded")
         return plan

@@ -48,6 +48,7 @@ class GenerateRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     emphasis: Mapping[int, tuple[Emphasis, ...]] = field(default_factory=dict)
+    grounded: bool = False  # under the grounding rules, even if no chunk was found
     needs_chunks: bool = False  # refuse, as too long, a question that leaves no room for a chunk
     prompt: str | tuple[int, ...] | None = None
     presence_penalty: float = 0.0

@@ -123,7 +123,7 @@ function parsed(text) {
 }
 
 async function sourcePanel(id, changed, signal) {
-  const source = (await get(`/v1/corpora/${part(id)}/source`)).source;
+  const source = (await get(`/v1/corpora/${part(id)}/sources`)).source;
   const state = h("p", { class: "meta" });
   const sync = doing(async () => {
     const started = await post(`/v1/corpora/${part(id)}/sync`);

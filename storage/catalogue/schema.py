@@ -270,7 +270,7 @@ class Job(Base):
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # job-…
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
     corpus_id: Mapped[str | None] = mapped_column(String(64), index=True)
-    type: Mapped[str] = mapped_column(String(16))  # ingest | sync | precompute | delete | reindex
+    type: Mapped[str] = mapped_column(String(16))  # ingest | sync | delete | reindex
     status: Mapped[str] = mapped_column(String(24))  # queued in_progress cancelling | cancelled completed
     #                                                  completed_with_errors failed
     stage: Mapped[str] = mapped_column(String(16), default="fetch")  # fetch extract chunk embed kv commit

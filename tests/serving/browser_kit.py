@@ -109,7 +109,7 @@ def scheduled(site: Site, corpus: str, cron: str = "0 3 * * *") -> None:
     folder.mkdir(exist_ok=True)
     with site.http() as http:
         source = {"source": {"type": "folder", "path": str(folder)}}
-        http.put(f"/v1/corpora/{corpus}/source", json=source).raise_for_status()
+        http.put(f"/v1/corpora/{corpus}/sources", json=source).raise_for_status()
         if cron:
             http.post("/v1/schedules", json={"corpus_id": corpus, "cron": cron}).raise_for_status()
 

@@ -92,7 +92,7 @@ def test_nothing_found_says_so_and_asks_no_model(site: Site) -> None:
     reply = ask(site, vector_store_ids=[corpus_id])
     assert reply["choices"][0]["message"]["content"] == answer.NOTHING_FOUND
     assert (reply["citations"], reply["usage"]["total_tokens"], site.engine.requests) == ([], 0, [])
-    assert reply["preread"]["method"] == "none"
+    assert (reply["preread"]["method"], reply["preread"]["nothing_found"]) == ("none", True)
 
 
 def test_unknown_corpus_and_anothers_look_alike(site: Site) -> None:

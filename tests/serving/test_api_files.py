@@ -265,7 +265,7 @@ def test_a_manifest_is_answered_with_its_diff_and_waits_for_contents(site: Site)
 def test_a_source_outside_the_allowed_folders_is_refused(site: Site) -> None:
     corpus = site.corpus_of("c", {})
     with site.http() as http:
-        url = f"/v1/corpora/{corpus}/source"
+        url = f"/v1/corpora/{corpus}/sources"
         for path in ("/etc", "/", str(site.parts.settings.data_dir)):
             reply = http.put(url, json={"source": {"type": "folder", "path": path}})
             assert reply.status_code == 400, path

@@ -126,6 +126,40 @@ def test_nothing_found_is_said_in_every_form(site: Site) -> None:
     assert "".join(c.choices[0].delta.refusal or "" for c in chunks) == NOTHING_FOUND
 
 
+TOOLS: Any = [{"type": "function", "function": {"name": "lookup"}}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_do_not_lift_the_grounding_where_nothing_is_found(site: Site, stream: bool) -> None:
+    """A function may know what no passage says, so the model is asked; under the same rules as with passages."""
+    empty = site.corpus_of("empty", {})
+    spoken: Any = [{"role": "system", "content": "Answer from what you know."}, {"role": "user", "content": "anything?"}]
+    asked: Any = {"model": f"echo-1@{empty}", "messages": spoken, "tools": TOOLS, "stream": stream}
+    told = site.client().chat.completions.create(**asked)
+    end = list(told)[-1] if stream else told
+    assert (end.citations, end.preread["nothing_found"]) == ([], True)
+    [request] = site.engine.requests
+    assert (request.grounded, request.chunks) == (True, ())
+    assert "No passage was found" in request.messages[0].content, "before all that the caller says"
+    assert [m.role for m in request.messages] == ["system", "system", "user"]
+
+
+def test_tools_do_not_lift_what_requires_a_passage(site: Site) -> None:
+    asked: Any = {"model": f"echo-1@{site.corpus_of('empty', {})}", "messages": [{"role": "user", "content": "x"}]}
+    answer = site.client().chat.completions.create(**asked, tools=TOOLS, **CONTEXT_ASKED)
+    assert (answer.choices[0].message.refusal, site.engine.requests) == (NOTHING_FOUND, [])
+
+
+def test_an_answer_says_whether_the_search_found_anything(site: Site, corpus: str) -> None:
+    told = []
+    for model, tools in ((f"echo-1@{corpus}", TOOLS), (f"echo-1@{corpus}", []), ("echo-1", TOOLS), ("echo-1", [])):
+        asked: Any = {"model": model, "messages": [{"role": "user", "content": "invoices"}], "tools": tools}
+        answer = site.client().chat.completions.create(**asked)
+        told.append((answer.preread["nothing_found"], site.engine.requests[-1].grounded))
+        assert not any("No passage" in m.content for m in site.engine.requests[-1].messages)
+    assert told == [(False, True)] * 2 + [(False, False)] * 2, "a plain model has nothing to be grounded in"
+
+
 JSON_ASKED: Any = {"text": {"format": {"type": "json_object"}}}
 CONTEXT_ASKED: Any = {"extra_body": {"preread": {"require_context": True}}}
 
@@ -315,18 +349,91 @@ def test_completions_take_token_ids_and_refuse_what_is_neither(site: Site) -> No
         assert refused.value.param == next(iter(extra))
 
 
-TITLE = "### Task:\nFind a title of 3 words.\n### Chat History:\n<chat_history>\nUSER: invoices?\n</chat_history>"
+CHAT_SO_FAR = "<chat_history>\nUSER: When are invoices due?\nASSISTANT: After thirty days [1].\n</chat_history>"
+# In the form of Open WebUI's default prompts for its own tasks, in other words: a heading, rules, the conversation in a tag.
+TASKS = {
+    "title": f"""### Task:
+Name this conversation in a few words, with a picture sign in front.
+### Guidelines:
+- Say what it is about, in its own language.
+- No quotation marks, and no text around it.
+### Output:
+JSON format: {{ "title": "a short title" }}
+### Examples:
+- {{ "title": "Paying invoices" }}
+### Chat History:
+{CHAT_SO_FAR}""",
+    "tags": f"""### Task:
+Choose up to three wide subjects of the conversation, and as many narrower ones.
+### Guidelines:
+- If it is too short for that, answer with ["General"] alone.
+### Output:
+JSON format: {{ "tags": ["subject", "narrower"] }}
+### Chat History:
+{CHAT_SO_FAR}""",
+    "follow-up": f"""### Task:
+Propose some questions that the user may want to ask next, seen from the user's side.
+### Guidelines:
+- Each is short, and nothing in it has been answered already.
+### Output:
+JSON format: {{ "follow_ups": ["What is a reminder?", "What if an invoice is late?"] }}
+### Chat History:
+{CHAT_SO_FAR}""",
+    "search queries": f"""### Task:
+Decide from the conversation whether something is to be searched for, and for what. Today is 2026-11-30.
+### Guidelines:
+- Answer with a JSON object alone, and with an empty list where nothing has to be searched for.
+### Output:
+{{ "queries": ["invoice due date"] }}
+### Chat History:
+{CHAT_SO_FAR}
+""",
+    "autocomplete": f"""### Task:
+Go on with what stands in `<text>`, in the manner that `<type>` names.
+### **Rules**:
+1. Do not repeat the text, and do not answer it.
+#### Example 1:
+Input:
+<type>General</type>
+<text>The invoices lay on the</text>
+Output:
+{{ "text": "desk of the clerk." }}
+---
+### Context:
+{CHAT_SO_FAR}
+<type>Search Query</type>
+<text>when are invoices</text>
+#### Output:
+""",
+    "picture": f"""
+### Task:
+Describe a picture that would fit the conversation, as if to somebody who cannot see.
+### Output:
+{{ "prompt": "a desk full of invoices" }}
+### Chat History:
+{CHAT_SO_FAR}""",
+}
 
 
-def test_a_chat_page_s_own_tasks_look_nothing_up(site: Site, corpus: str) -> None:
-    """Open WebUI asks the model of the conversation for a title, tags and next questions: see its default prompts."""
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_chat_page_s_own_tasks_look_nothing_up(site: Site, corpus: str, task: str, stream: bool) -> None:
+    """Open WebUI asks the model of the conversation, in one turn, for all that it shows around it."""
+    messages: Any = [{"role": "user", "content": TASKS[task]}]
+    asked: Any = {"model": f"echo-1@{corpus}", "messages": messages, "stream": stream, "max_completion_tokens": 1000}
+    told = site.client().chat.completions.create(**asked)
+    end = [*told][-1] if stream else told
+    assert (end.citations, end.preread["nothing_found"]) == ([], False)
+    [request] = site.engine.requests
+    assert (request.chunks, request.grounded, request.messages[-1].content) == ((), False, TASKS[task])
 
-    def ask(text: str, **extra: Any) -> Any:
+
+def test_what_looks_like_a_chat_page_s_task_is_a_question(site: Site, corpus: str) -> None:
+
+    def ask(text: str) -> Any:
         messages: Any = [{"role": "user", "content": text}]
-        return site.client().chat.completions.create(model=f"echo-1@{corpus}", messages=messages, **extra)
+        return site.client().chat.completions.create(model=f"echo-1@{corpus}", messages=messages)
 
-    assert ask(TITLE, stream=False, max_completion_tokens=1000).citations == []
-    assert site.engine.requests[-1].chunks == ()
     assert ask("### Task:\nSay when invoices are due").citations, "a person's own heading"
     assert ask("Explain <chat_history> of invoices").citations
     # What it makes of a question with its own passages is a question all the same.

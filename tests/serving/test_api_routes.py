@@ -83,8 +83,8 @@ PROBES: dict[tuple[str, str], Probe] = {
     ("POST", "/v1/corpora/{corpus_id}/sync"): Probe({"manifest": [], "dry_run": True}, scope=W),
     ("GET", "/v1/corpora/{corpus_id}/syncs/{sync_id}"): Probe(),
     ("POST", "/v1/corpora/{corpus_id}/reindex"): Probe(scope="admin"),
-    ("GET", "/v1/corpora/{corpus_id}/source"): Probe(),
-    ("PUT", "/v1/corpora/{corpus_id}/source"): Probe({"source": None}, scope="admin"),
+    ("GET", "/v1/corpora/{corpus_id}/sources"): Probe(),
+    ("PUT", "/v1/corpora/{corpus_id}/sources"): Probe({"source": None}, scope="admin"),
     ("POST", "/v1/corpora/{corpus_id}/hook"): Probe(scope="admin"),
     ("GET", "/v1/corpora/{corpus_id}/hook"): Probe(scope="admin"),
     ("DELETE", "/v1/corpora/{corpus_id}/hook"): Probe(scope="admin"),
@@ -148,7 +148,7 @@ def owned_things(site: Site) -> dict[str, str]:
         file = http.get(f"/v1/vector_stores/{corpus}/files").json()["data"][0]["id"]
         job = http.get("/v1/jobs").json()["data"][0]["id"]
         source = {"source": {"type": "folder", "path": str(folder)}}
-        http.put(f"/v1/corpora/{corpus}/source", json=source).raise_for_status()
+        http.put(f"/v1/corpora/{corpus}/sources", json=source).raise_for_status()
         sync = http.post(f"/v1/corpora/{corpus}/sync", json={}).json()["job_id"]
         http.post(f"/v1/corpora/{corpus}/hook").raise_for_status()
         schedule = http.post("/v1/schedules", json={"corpus_id": corpus, "cron": "0 3 * * *"}).json()["id"]
@@ -224,10 +224,12 @@ def test_other_tenant_sees_nothing(site: Site) -> None:
     for route in sorted(routes(site), key=order):
         reply = call(site, rival, route, things)
         assert reply.status_code == PROBES[route].other, (route, reply.text)
-        if reply.status_code == 200 and route[1] != "/v1/models":
+        if reply.status_code == 200:
             assert not any(id in reply.text for id in things.values()), route
         assert TEXT not in reply.text
     assert snapshot(site, things) == before
+    with site.http(rival) as http:
+        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["echo-1"], "no name of a corpus either"
 
 
 def snapshot(site: Site, things: dict[str, str]) -> list[Any]:

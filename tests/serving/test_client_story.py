@@ -173,7 +173,7 @@ def test_a_folder_on_the_server_is_synced(tmp_path: Path, shared: Shared) -> Non
     with serving(shared, tmp_path / "data", dtype="float32", source_roots=str(roots)) as service:
         store = service.client.vector_stores.create(name="harbour").id
         source = {"type": "folder", "path": str(roots / "harbour")}
-        service.call("PUT", f"/corpora/{store}/source", json={"source": source})
+        service.call("PUT", f"/corpora/{store}/sources", json={"source": source})
 
         def sync() -> dict[str, Any]:
             job_id = service.call("POST", f"/corpora/{store}/sync", json={})["job_id"]

@@ -1,9 +1,10 @@
-"""Citations say where a passage stands, and the viewer shows it there: for every kind of file, kept versions included."""
+"""Citations say where a passage stands, and the viewer shows it there: for files of ten kinds, kept versions included."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import docx
 import httpx
 import openai
 import openpyxl
+import pptx
 import pypdf
 import pytest
 from api_kit import Site
@@ -78,7 +80,44 @@ def mail_file() -> bytes:
     return mail.as_bytes()
 
 
-KINDS = {"fees.txt": text_file, "fees.pdf": pdf_file, "fees.docx": word_file, "fees.xlsx": sheet_file, "fees.eml": mail_file}
+def slides_file() -> bytes:
+    made, out = pptx.Presentation(), io.BytesIO()
+    for title, body in (("Fees", FEE), ("Lamps", OTHER)):
+        slide = made.slides.add_slide(made.slide_layouts[1])
+        slide.shapes.title.text, slide.placeholders[1].text = title, body
+    slide.notes_slide.notes_text_frame.text = FEE
+    made.save(out)
+    return out.getvalue()
+
+
+def page_file() -> bytes:
+    """Its text is not the file's own: entities, tags, and a script that nobody reads."""
+    row = f"<tr><td>lamps &amp; pier</td><td>{OTHER}</td></tr>"
+    lines = FEE.replace(" ", "\n", 3)
+    body = f"<h1>F&eacute;es</h1>\n<p>{lines}</p><table>{row}</table><ul><li>{FEE}<li>{OTHER}</ul>"
+    return f"<!doctype html><html><head><title>T</title><script>var x = 1</script></head><body>{body}</body></html>".encode()
+
+
+def table_file() -> bytes:
+    return f'what,how much\r\n"{FEE}",40\r\n"{OTHER}\r\nEvery day, ""always"".",0\r\n'.encode()
+
+
+def notebook_file() -> bytes:
+    code = {"cell_type": "code", "execution_count": 1, "metadata": {}, "source": ["fee = 40\n", "print(fee)"]}
+    code["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["40\n", OTHER]}]
+    words = {"cell_type": "markdown", "metadata": {}, "source": ["# Fees\n", "\n", FEE]}
+    return json.dumps({"cells": [words, code], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}).encode()
+
+
+def code_file() -> bytes:
+    fee = f'class Berth:\n    def fee(self) -> int:\n        """{FEE}"""\n        return NIGHT\n'
+    return f'"""Fees. {OTHER}"""\n\nNIGHT = 40\n\n\n{fee}'.encode()
+
+
+KINDS = {
+    "fees.txt": text_file, "fees.pdf": pdf_file, "fees.docx": word_file, "fees.xlsx": sheet_file, "fees.eml": mail_file,
+    "fees.pptx": slides_file, "fees.html": page_file, "fees.csv": table_file, "fees.ipynb": notebook_file, "fees.py": code_file,
+}  # fmt: skip
 
 
 @pytest.fixture

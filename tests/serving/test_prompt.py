@@ -87,6 +87,15 @@ def test_without_documents_the_prompt_is_the_plain_chat(tokenizer: ReaderTokeniz
     )
 
 
+def test_a_grounded_prompt_has_its_frame_without_documents_too(tokenizer: ReaderTokenizer, fmt: PromptFormat) -> None:
+    for room in (ROOM, len(fmt.frame) + 60):
+        plan = plan_prompt(fmt, TALK, [], room, 10, grounded=True)
+        assert (list(plan.frame), plan.chunks, plan.turns) == (fmt.frame, (), ())
+        text = read(tokenizer, ids_of(plan))
+        assert ("first question" in text) is (room == ROOM)
+        assert text.index("from nothing else") < text.index(TALK[0].content) < text.index(TALK[-1].content)
+
+
 def test_a_template_without_a_system_role_plans_alike(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, NO_SYSTEM)
     tokenizer = ReaderTokenizer(tmp_path)

@@ -181,7 +181,7 @@ def test_a_sync_names_no_path_that_is_closed_to_who_looks(site: Site) -> None:
     with site.http() as http:
         rules = [{"path": "fired*", "principals": ["group:hr"]}]
         http.put(f"/v1/corpora/{corpus}/settings", json={"access": rules}).raise_for_status()
-        http.put(f"/v1/corpora/{corpus}/source", json={"source": {"type": "folder", "path": str(folder)}}).raise_for_status()
+        http.put(f"/v1/corpora/{corpus}/sources", json={"source": {"type": "folder", "path": str(folder)}}).raise_for_status()
     for key, names in ((boss, ["fired.txt", "open.txt"]), (eve, ["open.txt"])):
         with site.http(key["key"]) as http:
             job = http.post(f"/v1/corpora/{corpus}/sync", json={"dry_run": True}).json()["id"]

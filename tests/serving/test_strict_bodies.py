@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 from api_kit import Site
 from openai.types import (
+    completion_create_params,
     embedding_create_params,
     upload_complete_params,
     upload_create_params,
@@ -15,10 +15,22 @@ from openai.types import (
     vector_store_search_params,
     vector_store_update_params,
 )
-from openai.types.responses import file_search_tool_param
+from openai.types.chat import chat_completion_stream_options_param
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import file_search_tool_param, response_create_params
 from openai.types.vector_stores import file_batch_create_params, file_create_params, file_update_params
 
-from serving.api import embeddings, file_search, uploads, vector_store_files, vector_stores
+from serving.api import (
+    chat_request,
+    completions,
+    embeddings,
+    file_search,
+    responses_request,
+    sampling,
+    uploads,
+    vector_store_files,
+    vector_stores,
+)
 from serving.api.bodies import Body
 
 FILE = {"file_id": "file-1"}
@@ -76,6 +88,27 @@ def test_so_it_is_in_a_chat(site: Site) -> None:
         assert not site.engine.requests
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/rerank", {"query": "x", "documents": ["a"], "return_documents": 0}, "return_documents"),
+        ("/v1/uploads", {"filename": "a", "bytes": False, "purpose": "assistants", "mime_type": "x"}, "bytes"),
+        ("/v1/vector_stores/vs_1/search", {"query": "x", "as_of": False}, "as_of"),
+        ("/v1/vector_stores/vs_1/search", {"query": "x", "max_num_results": "3"}, "max_num_results"),
+        ("/v1/tenants", {"id": "new", "tokens_per_day": False}, "tokens_per_day"),
+        ("/v1/completions", {"model": "echo-1", "prompt": [-1]}, "prompt"),
+        ("/v1/completions", {"model": "echo-1", "prompt": 0}, "prompt"),
+        ("/v1/embeddings", {"model": "x", "input": 0}, "input"),
+        ("/v1/responses", {"model": "echo-1", "input": [{"type": {}}]}, "input.0.type"),
+        ("/v1/chat/completions", {**CHAT, "stream": 1}, "stream"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_and_not_made_to_fit(site: Site, path: str, body: dict[str, Any], param: str) -> None:
+    with site.http() as http:
+        refused = http.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
 def test_a_form_has_no_unknown_fields_either(site: Site) -> None:
     with site.http() as http:
         for field, param in (("purpos", "purpos"), ("expires_after[anchor]", "expires_after")):
@@ -121,6 +154,12 @@ def test_a_filter_on_an_attribute_that_nobody_has_finds_nothing(site: Site) -> N
         (vector_store_search_params.VectorStoreSearchParams, vector_stores.SearchBody),
         (vector_store_search_params.RankingOptions, file_search.RankingOptions),
         (file_search_tool_param.FileSearchToolParam, file_search.FileSearch),
+        (file_search_tool_param.RankingOptions, file_search.RankingOptions),
+        (completion_create_params.CompletionCreateParamsStreaming, completions.CompletionBody),
+        (chat_create_params.CompletionCreateParamsStreaming, chat_request.ChatBody),
+        (response_create_params.ResponseCreateParamsStreaming, responses_request.ResponsesBody),
+        (chat_completion_stream_options_param.ChatCompletionStreamOptionsParam, sampling.StreamOptions),
+        (response_create_params.StreamOptions, sampling.StreamOptions),
         (file_create_params.FileCreateParams, vector_store_files.AttachBody),
         (file_update_params.FileUpdateParams, vector_store_files.AttributesBody),
         (file_batch_create_params.FileBatchCreateParams, vector_store_files.BatchBody),
@@ -130,14 +169,84 @@ def test_a_filter_on_an_attribute_that_nobody_has_finds_nothing(site: Site) -> N
     ],
 )
 def test_every_field_that_openai_s_client_sends_is_known(sent: Any, served: type[Body]) -> None:
+    """It is served, changes nothing, or is among those that are refused as not served."""
     in_the_path = {"vector_store_id"}
-    fields = set(inspect.get_annotations(sent)) - in_the_path
+    fields = (sent.__required_keys__ | sent.__optional_keys__) - in_the_path
     assert fields
-    assert fields <= served.model_fields.keys() | served.ignored
+    assert fields <= served.model_fields.keys() | served.ignored | served.not_served.keys()
+    assert not served.not_served.keys() & (served.model_fields.keys() | served.ignored)
+
+
+SEARCH = {"query": "x"}
+BODIES: list[tuple[str, dict[str, Any], type[Body]]] = [
+    ("/v1/chat/completions", CHAT, chat_request.ChatBody),
+    ("/v1/completions", {"model": "echo-1", "prompt": "x"}, completions.CompletionBody),
+    ("/v1/responses", {"model": "echo-1", "input": "x"}, responses_request.ResponsesBody),
+    ("/v1/vector_stores", {"name": "x"}, vector_stores.NewStoreBody),
+    ("/v1/vector_stores/{corpus}", {"name": "x"}, vector_stores.StoreBody),
+    ("/v1/vector_stores/{corpus}/search", SEARCH, vector_stores.SearchBody),
+    ("/v1/vector_stores/{corpus}/files", FILE, vector_store_files.AttachBody),
+    ("/v1/uploads", {"filename": "a", "bytes": 1, "purpose": "assistants", "mime_type": "x"}, uploads.UploadBody),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "served"), BODIES, ids=[path for path, *_ in BODIES])
+def test_what_is_not_served_is_refused_as_that_and_let_be_where_it_is_not_used(
+    site: Site, path: str, body: dict[str, Any], served: type[Body]
+) -> None:
+    path = path.replace("{corpus}", site.corpus_of("handbook", {"a.txt": "words"}))
+    assert served.not_served
+    with site.http() as http:
+        plain = http.post(path, json=body).status_code
+        for name, unserved in served.not_served.items():
+            refused = http.post(path, json={**body, name: {"model": "some"}})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"], error["code"]) == (400, name, "unsupported_parameter")
+            assert error["message"] == f"{name} is not served: {unserved.instead}"
+            for unused in unserved.unused:
+                assert http.post(path, json={**body, name: unused}).status_code == plain
+
+
+@pytest.mark.parametrize("weights", [{"embedding_weight": 1, "text_weight": 0}, {}])
+def test_weights_of_the_two_searches_are_refused_by_their_place(site: Site, weights: dict[str, float]) -> None:
+    options = {"ranking_options": {"hybrid_search": weights}}
+    tool = {"type": "file_search", "vector_store_ids": ["vs_1"], **options}
+    sent: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/chat/completions", {**CHAT, "tools": [tool]}, "tools.0."),
+        ("/v1/responses", {"model": "echo-1", "input": "x", "tools": [tool]}, "tools.0."),
+        ("/v1/vector_stores/vs_1/search", {**SEARCH, **options}, ""),
+    ]
+    with site.http() as http:
+        for path, body, before in sent:
+            error = http.post(path, json=body).json()["error"]
+            param = f"{before}ranking_options.hybrid_search"
+            assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+            assert error["message"].startswith(f"{param} is not served: ")
+
+
+def test_best_of_is_served_where_it_leaves_nothing_to_choose(site: Site) -> None:
+    asked = {"model": "echo-1", "prompt": "x"}
+    with site.http() as http:
+        statuses = [
+            http.post("/v1/completions", json={**asked, **more}).status_code
+            for more in ({"best_of": 1}, {"best_of": 2, "n": 2}, {"best_of": None}, {"best_of": 2}, {"best_of": 1, "n": 2})
+        ]
+    assert statuses == [200, 200, 200, 400, 400]
+
+
+def test_a_store_has_the_description_that_it_was_given(site: Site) -> None:
+    with site.http() as http:
+        made = http.post("/v1/vector_stores", json={"name": "x", "description": "of a team"}).json()
+        assert made["description"] == "of a team"
+        http.put(f"/v1/corpora/{made['id']}/settings", json={"emphasis": {"a/*": 2.0}}).raise_for_status()
+        again = http.post(f"/v1/vector_stores/{made['id']}", json={"name": "y"}).json()
+        assert (again["name"], again["description"]) == ("y", "of a team")
+        assert http.post("/v1/vector_stores", json={"name": "x"}).json()["description"] is None
+        assert "description" not in http.get(f"/v1/corpora/{made['id']}/settings").json()
 
 
 def test_what_changes_nothing_is_let_be(site: Site) -> None:
     with site.http() as http:
-        assert http.post("/v1/vector_stores", json={"name": "x", "description": "of a team"}).status_code == 200
         assert http.post("/v1/embeddings", json={"model": "x", "input": "a", "user": "ann"}).status_code == 200
-        assert http.post("/v1/chat/completions", json={**CHAT, "user": "ann", "store": True}).status_code == 200
+        for more in ({"user": "ann", "store": True}, {"prompt_cache_options": {"mode": "implicit"}, "verbosity": "low"}):
+            assert http.post("/v1/chat/completions", json={**CHAT, **more}).status_code == 200

@@ -75,6 +75,17 @@ def test_the_report_adds_up_and_names_what_was_not_reused(method: str, site: Eng
     assert report.full_prefill_reason is None
 
 
+@pytest.mark.parametrize("method", ["default", "reuse", "full", "epic:4", "cacheblend:0.2", "question:0.3"])
+def test_a_grounded_prompt_without_a_chunk_is_answered_within_its_frame(method: str, site: EngineSite) -> None:
+    bare = site.answer(method=method, chunks=(), grounded=False)
+    outcome = site.answer(method=method, chunks=(), grounded=True)
+    frame = len(site.reader.format.frame)
+    assert outcome.prompt_tokens > max(frame, bare.prompt_tokens)
+    assert outcome.text == site.answer(method="full", chunks=(), grounded=True).text != bare.text
+    assert outcome.report.tokens_computed + outcome.report.tokens_reused == outcome.prompt_tokens
+    assert (outcome.used_chunks, outcome.report.chunks) == ((), 0)
+
+
 def test_bad_requests_are_refused_at_once(site: EngineSite) -> None:
     async def refused() -> None:
         with pytest.raises(UserError, match="unknown method"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -13,6 +14,13 @@ ModelId = Annotated[str, Field(examples=["reader@handbook"])]
 Text = Annotated[str, Field(examples=["Invoices are due after 30 days [1]."])]
 Logprob = Annotated[float, Field(examples=[-0.25])]
 Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass
+class Provenance(Report):
+    """`nothing_found`: documents were searched, in vain."""
+
+    nothing_found: bool = False
 
 
 class Place(BaseModel):
@@ -137,7 +145,7 @@ class ChatCompletion(Envelope):
     choices: list[ChatChoice]
     usage: TokenUsage
     citations: list[Citation]
-    preread: Report
+    preread: Provenance
 
 
 class ChatCompletionChunk(Envelope):
@@ -147,7 +155,7 @@ class ChatCompletionChunk(Envelope):
     choices: list[ChatChunkChoice]
     usage: TokenUsage | None = None
     citations: list[Citation] = []
-    preread: Report | None = None
+    preread: Provenance | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -170,7 +178,7 @@ class Completion(Envelope):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: TokenUsage | None = None
-    preread: Report | None = None
+    preread: Provenance | None = None
 
 
 # --- responses ---
@@ -273,4 +281,4 @@ class Response(BaseModel):
     usage: ResponseUsage | None
     metadata: dict[str, Any]
     citations: list[Citation] = []
-    preread: Report | None = None
+    preread: Provenance | None = None

@@ -59,6 +59,7 @@ class VectorStore(BaseModel):
     object: Literal["vector_store"]
     created_at: Time
     name: Name
+    description: Annotated[str | None, Field(examples=["What the billing team answers from"])]
     status: Literal["in_progress", "completed"]
     usage_bytes: Count
     file_counts: FileCounts

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.api.shapes.common import Count, FileId, Id, JobId, Listed, Moment, Path, Secret, Time
+from storage.errors import FILE_ERROR_CODES
 
 JobStatus = Literal["queued", "in_progress", "cancelling", "cancelled", "completed", "completed_with_errors", "failed"]
 
@@ -25,11 +26,12 @@ class Progress(BaseModel):
 
 
 class JobError(BaseModel):
-    """`code` is one of a closed list; `retryable`: trying again, without changing the file, can help."""
+    """`retryable`: trying again, without changing the file, can help. `insufficient_quota`: the tenant's storage is full, and
+    what could not be stored is computed when asked."""
 
     file_id: FileId | None
     filename: Path | None
-    code: Annotated[str, Field(examples=["no_text_extracted"])]
+    code: Annotated[str, Field(json_schema_extra={"enum": sorted(FILE_ERROR_CODES)}, examples=["no_text_extracted"])]
     message: Annotated[str, Field(examples=["The file holds no text."])]
     retryable: bool
 
@@ -43,7 +45,7 @@ class JobWarning(BaseModel):
 class Job(BaseModel):
     id: JobId
     object: Literal["job"]
-    type: Literal["ingest", "sync", "precompute", "delete", "reindex"]
+    type: Literal["ingest", "sync", "delete", "reindex"]
     status: JobStatus
     corpus_id: Id | None
     created_at: Moment
