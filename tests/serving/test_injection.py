@@ -1,5 +1,5 @@
-"""Hostile orders through the real pipeline, to the token ids that a real model is given: grounding stands, no text makes a mark of
-the template, the caller has the last word, and a corpus that the key may not read is in no prompt and no answer."""
+"""Hostile orders through the real pipeline, to the token ids that a real model is given: grounding stands first, no text makes
+a mark of the template, the caller has the last word, and a corpus that the key may not read is in no prompt and no answer."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Harbour:
     corpora: dict[str, str]
 
     def post(self, path: str, body: dict[str, Any], key: str = "") -> httpx.Response:
-        headers = {"authorization": f"Bearer {key or self.key}"}
-        return httpx.post(f"{self.service.url}/v1{path}", headers=headers, timeout=120, json={"model": self.service.model, **body})
+        headers, sent = {"authorization": f"Bearer {key or self.key}"}, {"model": self.service.model, **body}
+        return httpx.post(f"{self.service.url}/v1{path}", headers=headers, timeout=120, json=sent)
 
     def ids_of(self, plan: PromptPlan) -> list[int]:
         ids = list(plan.frame)
