@@ -129,9 +129,10 @@ async def _completion(mix: Mix, http: httpx.AsyncClient, number: int) -> str | N
 
 
 async def _plain(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
-    """A prompt that names no corpus and holds the text of a stored document, as an agent's would."""
+    """A prompt that names no corpus and holds the text of a stored document, as an agent's would. It begins like no other one,
+    so that the text is looked up, and not taken from an earlier prompt."""
     _, text = TEXTS[number % len(TEXTS)]
-    said = [{"role": "user", "content": f"{text.decode()}\n\nWhich watch sweeps berth {number % 40}? ({number})"}]
+    said = [{"role": "user", "content": f"({number}) {text.decode()}\n\nWhich watch sweeps berth {number % 40}?"}]
     reply = await http.post("/chat/completions", json={"model": mix.model, "messages": said, "max_tokens": 4})
     return _status(reply, 200) or (None if reply.json()["preread"]["in_text"] else "stored text not found")
 
