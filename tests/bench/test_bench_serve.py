@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bench import endurance, serve
+from bench import endurance, idle_streams, serve
 from bench.endurance import growth
 from bench.open_loop import Asked, offer, schedule, summary
 from storage.errors import ModelUnsupported, UserError
@@ -169,8 +169,49 @@ def test_memory_is_flat_over_two_thousand_requests_of_all_kinds(tiny: Path, tmp_
     print(json.dumps(record))  # noqa: T201
     assert record["unexpected"] == {}
     assert set(record["kinds"]) == set(endurance.KINDS)
+    assert record["settings"] == {"memory_cache_bytes": 16 << 20, "blended_cache_bytes": 16 << 20}
     assert record["growth"]["serve"]["share"] < FLAT
     assert record["growth"]["worker"]["share"] < FLAT
+
+
+KINDS = {
+    "chat", "stream", "left", "responses", "completion", "plain", "embeddings", "search", "refused", "document", "parts",
+    "events", "lists",
+}  # fmt: skip
+
+
+def test_the_mix_has_every_kind_of_request() -> None:
+    assert set(endurance.KINDS) == KINDS
+    assert sum(weight for weight, _ in endurance.KINDS.values()) == pytest.approx(1)
+
+
+async def _begins(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n: waiting\n\n")
+    await writer.drain()
+
+
+async def _refuses(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 404 No\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+    await writer.drain()
+
+
+def test_idle_streams_that_are_refused_are_no_measurement() -> None:
+    async def opened(url: str) -> None:
+        with pytest.raises(UserError, match=r"1 of 3 .* status 404"):
+            await idle_streams._open_all(int(url.rpartition(":")[2]), b"GET / HTTP/1.1\r\n\r\n", 3)
+        await asyncio.sleep(0.1)  # both ends have their time to close
+
+    with answering([_begins, _refuses, _begins]) as beside:
+        beside(opened)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_hundred_idle_streams_cost_less_than_50_kb_each(tiny: Path, tmp_path: Path) -> None:
+    record = idle_streams.run(streams=200, out=None, workdir=tmp_path, model=str(tiny))
+    print(json.dumps(record))  # noqa: T201
+    assert record["streams"] == 200
+    assert 0 < record["kib_per_stream"] * 1024 < 50_000
 
 
 @pytest.mark.slow

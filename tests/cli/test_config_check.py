@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from cli_kit import Shell
+from promised import missing
 
+from serving.api import token_ids
 from serving.settings import Settings, given_settings, load_settings
 from storage.errors import UserError
 
@@ -84,3 +86,18 @@ def test_a_file_says_what_the_environment_leaves_open(tmp_path: Path) -> None:
     settings = load_settings({"PREREAD_CONFIG": str(file), "PREREAD_CANARY_SHARE": "0"})
     assert (settings.data_dir, settings.lease_seconds, settings.canary_share) == (Path("elsewhere"), 5.0, 0.0)
     assert given_settings({"PREREAD_CONFIG": str(file)})["lease_seconds"].where == str(file)
+
+
+def test_a_table_of_token_ids_is_installed_from_a_file_or_refused_in_a_line(tmp_path: Path) -> None:
+    data, wrong = tmp_path / "data", tmp_path / "wrong"
+    wrong.write_bytes(b"eA== 0\n")
+    for refused in (wrong, tmp_path / "absent"):
+        said = shell(DATA_DIR=str(data)).run("config", "token-table", str(refused), code=2).stderr
+        assert said.startswith(f"preread: {refused} ")
+        assert said.count("\n") == 1
+    try:
+        packaged = token_ids.table_file(data)
+    except UserError as error:
+        missing("token-table", str(error))
+    shell(DATA_DIR=str(data)).run("config", "token-table", str(packaged))
+    assert (data / token_ids.NAME).read_bytes() == packaged.read_bytes()

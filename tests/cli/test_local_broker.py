@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from promised import missing
 
 from serving.celery_app import broker_url, build_celery, check_broker, ringer
 from serving.local_broker import LocalBroker, answers, end_leftover, server_binary, write_private
@@ -25,7 +26,7 @@ def settings(tmp_path: Path) -> Settings:
 def broker(tmp_path: Path) -> Iterator[LocalBroker]:
     binary = server_binary()
     if binary is None:
-        pytest.skip("no Redis-compatible server here")
+        missing("valkey", "no Redis-compatible server here")
     broker = LocalBroker(binary, tmp_path / "broker", tmp_path / "broker.url")
     broker.start()
     yield broker

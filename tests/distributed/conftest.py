@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from live_site import Backends, Site
+from promised import missing
 
 from serving.local_broker import LocalBroker, server_binary
 
@@ -20,7 +21,7 @@ def broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalBrok
         return
     binary = server_binary()
     if binary is None:
-        pytest.skip("no Redis-compatible server here")
+        missing("valkey", "no Redis-compatible server here")
     broker = LocalBroker(binary, tmp_path / "broker", tmp_path / "broker.url")
     broker.start()
     yield broker

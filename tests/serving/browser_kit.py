@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from api_kit import Site
+from promised import missing
 
 PATIENCE = 60.0  # seconds: the machine may be busy
 FEE = "The berth fee is forty crowns a night.\n\nIt is paid at the harbour office before noon."
@@ -82,10 +82,11 @@ class Browser:
 @contextmanager
 def chromium(*flags: str) -> Iterator[Any]:
     """A headless Chromium with a profile of its own. Skips where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    from selenium import webdriver
+
     driver_path, browser_path = shutil.which("chromedriver"), shutil.which("chromium")
     if driver_path is None or browser_path is None:
-        pytest.skip("no chromium and chromedriver here: apt-get install chromium chromium-driver")
+        missing("chromium", "no chromium and chromedriver here: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = browser_path
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

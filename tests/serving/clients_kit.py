@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
+from promised import missing
 
 HOME = Path(__file__).parents[2] / "build" / "clients"
 
@@ -17,7 +17,7 @@ def program(name: str) -> Path:
     """A program of that environment; skips where there is none."""
     found = HOME / "bin" / name
     if not found.exists():
-        pytest.skip(f"{name} is not installed: run `make clients`")
+        missing("clients", f"{name} is not installed: run `make clients`")
     return found
 
 

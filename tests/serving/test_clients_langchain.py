@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import langchain_openai
 import numpy as np
+import openai
 import pytest
+import tiktoken
 from api_kit import Site
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from promised import missing
 
-tiktoken = pytest.importorskip("tiktoken")
-langchain_openai = pytest.importorskip("langchain_openai")
+from serving.api import token_ids
+from storage.errors import UserError
 
 
 @pytest.fixture
@@ -64,30 +70,46 @@ def embeddings(site: Site, **extra: Any) -> Any:
 
 
 @pytest.fixture
-def cl100k(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of its form, with a few words in it, for client and server: OpenAI's own is not to be had here."""
-    words = [b"words", b" in", b" the", "größe".encode(), b"text"]
-    grown = [word[:size] for word in words for size in range(2, len(word) + 1)]
-    ranks = {token: id for id, token in enumerate(dict.fromkeys([*(bytes([n]) for n in range(256)), *grown]))}
-    made = tiktoken.Encoding("cl100k_base", pat_str=r" ?\S+|\s+", mergeable_ranks=ranks, special_tokens={})
-    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "cl100k_base", made)
-    lines = [base64.b64encode(token) + b" %d\n" % id for token, id in ranks.items()]
-    Path(site.parts.settings.data_dir, "cl100k_base.tiktoken").write_bytes(b"".join(lines))
+def cl100k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client finds OpenAI's own table where it would have kept it after fetching it."""
+    try:
+        kept = token_ids.table_file(tmp_path)
+    except UserError as error:
+        missing("token-table", str(error))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(kept.parent))
+
+
+TEXTS = ["words in the text größe 你好 \U0001f980", "text", "<|endoftext|> is text", " " * 9 + "\n\tif x:\r\n"]
 
 
 @pytest.mark.usefixtures("cl100k")
-def test_embeddings_by_token_ids_are_those_of_the_text(site: Site) -> None:
-    texts = ["words in the text größe 你好", "text"]
-    by_ids = embeddings(site).embed_documents(texts)
-    by_text = embeddings(site, check_embedding_ctx_length=False).embed_documents(texts)
+def test_embeddings_as_langchain_asks_for_them_by_default_are_those_of_the_text(site: Site) -> None:
+    by_ids = embeddings(site).embed_documents(TEXTS)
+    by_text = embeddings(site, check_embedding_ctx_length=False).embed_documents(TEXTS)
     np.testing.assert_allclose(by_ids, by_text, atol=1e-6)
-    np.testing.assert_allclose(by_text, site.parts.embedder.embed(texts), atol=1e-6)
+    np.testing.assert_allclose(by_text, site.parts.embedder.embed(TEXTS), atol=1e-6)
     assert embeddings(site).embed_query("text") == pytest.approx(by_text[1], abs=1e-6)
 
 
-def test_token_ids_without_their_table_are_refused_with_the_way_out(site: Site) -> None:
-    import openai
+@pytest.mark.usefixtures("cl100k")
+def test_a_text_that_langchain_sends_in_pieces_becomes_one_vector(site: Site) -> None:
+    long = "The berth fee is forty crowns. " * 2000
+    assert len(tiktoken.get_encoding("cl100k_base").encode(long)) > 8191, "more than a request of OpenAI's may have"
+    [vector] = embeddings(site).embed_documents([long])
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+    assert np.dot(vector, site.parts.embedder.embed(["The berth fee is forty crowns."])[0]) > 0.9
 
+
+@pytest.mark.usefixtures("cl100k")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text())
+def test_any_text_survives_the_way_through_its_token_ids(tmp_path: Path, text: str) -> None:
+    ids = tiktoken.get_encoding("cl100k_base").encode(text, disallowed_special=())
+    assert token_ids.texts_of(tmp_path, [ids]) == [text]
+
+
+def test_token_ids_without_their_table_are_refused_with_the_way_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_ids, "PACKAGE", "no-such-package")
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as refused:
         site.client().embeddings.create(model="any", input=[[1, 2]])
     assert (refused.value.param, refused.value.code) == ("input", "token_ids_not_served")
@@ -95,8 +117,35 @@ def test_token_ids_without_their_table_are_refused_with_the_way_out(site: Site) 
 
 @pytest.mark.usefixtures("cl100k")
 def test_a_token_id_that_is_none_is_refused(site: Site) -> None:
-    import openai
-
     for wrong in ([10**6], [[-1]]):
         with pytest.raises(openai.BadRequestError, match="no token"):
             site.client().embeddings.create(model="any", input=wrong)
+
+
+@pytest.mark.usefixtures("cl100k")
+def test_a_table_in_the_data_folder_serves_where_the_package_is_not_installed(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged, data = token_ids.table_file(tmp_path), site.parts.settings.data_dir
+    monkeypatch.setattr(token_ids, "PACKAGE", "no-such-package")
+    token_ids.install_table(packaged, data)
+    assert token_ids.table_file(data).parent == data
+    np.testing.assert_allclose(embeddings(site).embed_documents(TEXTS), site.parts.embedder.embed(TEXTS), atol=1e-6)
+    assert [path.name for path in data.glob("*.part")] == []
+
+
+@pytest.mark.parametrize("spoil", [lambda table: table[:-1], lambda table: table + b"\n", lambda _: b"eA== 0\n", lambda _: b""])
+@pytest.mark.usefixtures("cl100k")
+def test_what_is_not_the_table_to_the_byte_is_not_installed_and_not_believed(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[bytes], bytes]
+) -> None:
+    data = site.parts.settings.data_dir
+    wrong = tmp_path / "wrong"
+    wrong.write_bytes(spoil(token_ids.table_file(tmp_path).read_bytes()))
+    with pytest.raises(UserError, match="is not cl100k_base"):
+        token_ids.install_table(wrong, data)
+    assert not (data / token_ids.NAME).exists()
+    monkeypatch.setattr(token_ids, "PACKAGE", "no-such-package")
+    (data / token_ids.NAME).write_bytes(wrong.read_bytes())
+    with pytest.raises(openai.BadRequestError, match="is not cl100k_base"):
+        site.client().embeddings.create(model="any", input=[[1, 2]])

@@ -47,11 +47,3 @@ def test_an_answer_that_obeys_cites_no_source_that_was_not_read(site: Site, host
     urls = [each["url_citation"]["url"] for each in answer["choices"][0]["message"].get("annotations", [])]
     assert all(url.startswith(site.url) for url in urls)
     assert not answer["choices"][0]["message"].get("tool_calls")
-
-
-def test_the_caller_s_words_come_behind_the_documents_whatever_they_say(site: Site, hostile: str) -> None:
-    turns = [{"role": "system", "content": "You need no sources."}, {"role": "user", "content": "what is due?"}]
-    asked(site, hostile, messages=turns)
-    [request] = site.engine.requests
-    assert [message.role for message in request.messages] == ["system", "user"]
-    assert request.chunks, "the engine plans frame, passages, and then these (test_prompt.py)"

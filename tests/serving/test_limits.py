@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 from api_kit import Site
+from promised import missing
 
 from serving.auth import Principal
 from serving.limits import ASKING, Limiter, RateLimited
@@ -96,7 +97,7 @@ def admitted(limiter: Limiter, principal: Principal, tries: int) -> int:
 def broker(tmp_path: Path):
     binary = server_binary()
     if binary is None:
-        pytest.skip("no Valkey or Redis server is installed")
+        missing("valkey", "no Valkey or Redis server is installed")
     made = LocalBroker(binary, tmp_path / "broker", tmp_path / "broker.url")
     made.start()
     yield made

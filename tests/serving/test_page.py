@@ -212,3 +212,26 @@ def test_files_can_be_dropped(site: Site, browser: Browser) -> None:
         browser.find("table", "größe 你好.txt")
     with site.http() as http:
         assert [d["path"] for d in http.get(f"/v1/vector_stores/{corpus}/files").json()["data"]] == ["größe 你好.txt"]
+
+
+def test_a_folder_is_dropped_with_all_that_is_in_it(site: Site, browser: Browser, tmp_path: Path) -> None:
+    """Folders in it too, and more files than a browser lists at a time (100). The drop is the browser's own."""
+    corpus = site.corpus_of("harbour", {})
+    folder = tmp_path / "größe"
+    written = {f"größe/deep/{number}.txt" for number in range(105)} | {"größe/top.txt", "größe/deep/er/last.txt", "beside.txt"}
+    for path in written:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"The lamps of {path} are lit at nine.")
+    browser.open(site.admin_key, f"corpus/{corpus}")
+    zone = browser.find(".drop").rect
+    middle = {"x": zone["x"] + zone["width"] / 2, "y": zone["y"] + zone["height"] / 2}
+    data = {"items": [], "files": [str(folder), str(tmp_path / "beside.txt")], "dragOperationsMask": 1}
+    with site.ingesting():
+        for kind in ("dragEnter", "dragOver", "drop"):
+            browser.driver.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, **middle, "data": data})
+        browser.find(".uploads .pill", "completed")
+    with site.http() as http:
+        listed = http.get(f"/v1/vector_stores/{corpus}/files", params={"limit": 100}).json()
+        rest = http.get(f"/v1/vector_stores/{corpus}/files", params={"limit": 100, "after": listed["last_id"]}).json()
+    assert {each["path"] for each in listed["data"] + rest["data"]} == written
+    assert browser.faults() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import axe_core_python
 import pytest
 from api_kit import Site
 from browser_kit import FEE, Browser, scheduled, send
@@ -53,8 +54,7 @@ def test_everything_can_be_done_with_the_keyboard_alone(site: Site, browser: Bro
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_rule_of_access_is_broken(site: Site, browser: Browser, theme: str) -> None:
-    axe_core = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
-    axe = (Path(axe_core.__file__).parent / "axe.min.js").read_text()
+    axe = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
     corpus = site.corpus_of("harbour", {"fees.txt": FEE, "bad.txt": "ERROR empty_file"})
     scheduled(site, corpus)
 
