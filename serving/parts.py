@@ -23,14 +23,11 @@ from precompute.tasks import PRECOMPUTE
 from serving.celery_app import broker_url, build_celery, check_broker, ringer
 from serving.settings import Settings
 from serving.storage_parts import StorageParts
-from storage.catalogue.facts import codecs_of
 from storage.catalogue.schema import Corpus, Document, KVObject
 from storage.conditioning import Reading
 from storage.errors import Stopping, UserError
 from storage.keys import group_secret, kv_key
-from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
-from storage.tier_control import ChainControl, TierControl
 from storage.types import Chunk, KVProfile, ParsedDocument
 
 if TYPE_CHECKING:
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
     from serving.engine.vllm import VLLMEngine
-    from serving.placement import Placement
     from serving.usage import Meter
 
 PARSERS = 4  # version of what the parsers give: part of what makes a document up to date
@@ -67,35 +63,14 @@ class Wiring(StorageParts):
 
     # --- the operator's policy ---
 
-    @cached_property
-    def policy(self) -> PolicyFile:
-        return PolicyFile(Path(self.settings.policy_file) if self.settings.policy_file else None)
-
     def _decide(self, document: Document, corpus: Corpus) -> Decision:
         from serving.placement import decide
 
         return decide(self.catalogue, self.policy.current(), document, corpus, time.time())
 
-    @cached_property
-    def tiers(self) -> TierControl:
-        return ChainControl(self.kv_store.chain, self._by_profile)
-
-    def _by_profile(self, keys: Collection[str]) -> dict[KVProfile, list[str]]:
-        """Keys by the profile under which their records are read; none where the model is not blended."""
-        if self.spec.full_prefill_reason:
-            return {}
-        with self.catalogue.read() as session:
-            codecs = codecs_of(session, keys)
-        found: dict[KVProfile, list[str]] = {}
-        for key in keys:
-            found.setdefault(self.spec.stored_as(codecs.get(key)), []).append(key)
-        return found
-
-    @cached_property
-    def placement(self) -> Placement:
-        from serving.placement import Placement
-
-        return Placement(self.catalogue, self.policy, self.tiers)
+    def stored_as(self, codec: str | None, keys: Collection[str]) -> KVProfile | None:
+        """See StorageParts."""
+        return None if self.spec.full_prefill_reason else self.spec.stored_as(codec)
 
     @cached_property
     def meter(self) -> Meter:

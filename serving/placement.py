@@ -37,11 +37,16 @@ class _Seen:
     prefetches: set[Prefetch] = field(default_factory=set)
     codecs: dict[str, str] = field(default_factory=dict)  # of copies on disk, by key
     told: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
+    told_of: dict[str, dict[str, dict[str, Counter[str]]]] = field(default_factory=dict)  # tier → as `told`
 
     def note(self, corpus_id: str, decision: Decision) -> None:
         by_action = self.told.setdefault(corpus_id, {})
         for action in ACTIONS:
             by_action.setdefault(action, Counter())[decision.by.get(action, DEFAULT_RULE)] += 1
+        for action, rule in decision.by.items():
+            if (tier := decision.actions.tier(action)) is not None:
+                in_tier = self.told_of.setdefault(tier, {}).setdefault(corpus_id, {})
+                in_tier.setdefault(action, Counter())[rule] += 1
 
 
 class Placement:
@@ -68,6 +73,10 @@ class Placement:
     def told(self) -> Told:
         """What the last pass found to be said, by which rule and of how many documents."""
         return self._seen.told
+
+    def told_of(self, tier: str) -> Told:
+        """The part of it that brings KV into a tier, or shapes what lies there; without what no rule says."""
+        return self._seen.told_of.get(tier, {})
 
     def pinned(self, tier: str) -> Collection[str]:
         """The keys that are pinned in a tier now, by a rule or for a while after use."""
@@ -164,7 +173,7 @@ class Placement:
             facts = facts_of(session, rows, policy.needs_use)
         keeps = {each.document_id: policy.decide(each, self._clock()).actions.keep for each in facts}
         for key, (document_id, at) in used.items():
-            if (keep := keeps.get(document_id)) is not None:
+            if (keep := keeps.get(document_id)) is not None and keep.tier in self.tiers.tiers:
                 self._kept[keep.tier][key] = at + keep.seconds
 
     def _pin(self, tier: str, now: float, again: bool) -> None:
