@@ -52,7 +52,7 @@ def _why(corpus: dict[str, Any], tier: str) -> str:
     held = corpus["tiers"][tier]
     said = [f"{_ACTIONS.get(action, action)} by {rule}" for action, rules in held["rules"].items() for rule in rules]
     if tier == "object":
-        unsaid = not said or corpus["rules"]["codec"].get("default")
+        unsaid = not said or corpus["rules"].get("codec", {}).get("default")
         return ", ".join([*(["default"] if unsaid else []), *said])
     if not held["rules"].keys() - {"disk_codec"}:
         said = ["used lately", *said]

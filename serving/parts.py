@@ -68,7 +68,7 @@ class Wiring(StorageParts):
 
         return decide(self.catalogue, self.policy.current(), document, corpus, time.time())
 
-    def stored_as(self, codec: str | None, keys: Collection[str]) -> KVProfile | None:
+    def stored_as(self, codec: str | None, newest: str, since: float) -> KVProfile | None:
         """See StorageParts."""
         return None if self.spec.full_prefill_reason else self.spec.stored_as(codec)
 

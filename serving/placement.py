@@ -1,6 +1,7 @@
-"""The policy's hand in the process that answers: it pins, keeps and prefetches KV in this process's own tiers.
+"""The policy's hand in the process that has tiers: it pins, keeps and prefetches KV in this process's own.
 
-Memory belongs to a process, so each serving process does this for itself; nothing is coordinated and nothing need be."""
+Memory belongs to a process, so each does this for itself; nothing is coordinated and nothing need be. An API process without tiers,
+since vLLM has them, only looks at what the rules say, for who asks."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class _Seen:
 
 
 class Placement:
-    """One per serving process. `tick` does its work and belongs to one thread; all else may be called by any."""
+    """One per process. `tick` does its work and belongs to one thread; all else may be called by any."""
 
     def __init__(
         self, catalogue: Catalogue, policy: PolicyFile, tiers: TierControl, clock: Callable[[], float] = time.time
@@ -98,7 +99,8 @@ class Placement:
             self._pin(tier, now, again=look)
         for prefetch in [p for p, due in self._due.items() if due <= now]:
             self._due[prefetch] = next_due(prefetch.cron, prefetch.timezone, now)
-            self._fetch(policy, prefetch, now)
+            if prefetch.tier in self.tiers.tiers:
+                self._fetch(policy, prefetch, now)
 
     # --- what the policy says ---
 
@@ -165,7 +167,7 @@ class Placement:
         """Hold what was used since the last tick for as long as its document's rule says."""
         with self._lock:
             used, self._used = self._used, {}
-        if not used or not policy.speaks_of("keep"):
+        if not used or not self.tiers.tiers or not policy.speaks_of("keep"):
             return
         ids = sorted({document_id for document_id, _ in used.values()})
         with self._catalogue.read() as session:

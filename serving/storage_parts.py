@@ -60,9 +60,9 @@ class StorageParts(ABC):
             self._closers.pop()()
 
     @abstractmethod
-    def stored_as(self, codec: str | None, keys: Collection[str]) -> KVProfile | None:
-        """What records of these keys are read as, which a rule has stored with this codec (None: no rule); None where the
-        model is not blended, or nothing is known of it."""
+    def stored_as(self, codec: str | None, newest: str, since: float) -> KVProfile | None:
+        """What records are read as that a rule has stored with this codec (None: no rule), of which the newest has this key
+        and is owed since then; None where the model is not blended, or its profile not known."""
         ...
 
     @cached_property
@@ -124,6 +124,11 @@ class StorageParts(ABC):
         with self.catalogue.read() as session:
             return session.scalar(select(KVObject.status).where(KVObject.key == key)) not in (None, "purge")
 
+    @property
+    def kv_objects(self) -> ObjectStore:
+        """Where KV is read: at a child site the parent's is there too."""
+        return self.parent.objects if self.parent else self.objects
+
     @cached_property
     def kv_store(self) -> KVStore:
         parent = self.parent
@@ -131,11 +136,11 @@ class StorageParts(ABC):
             "device": self.settings.device, "device_bytes": self._device_bytes(), "disk": self._disk_tier(),
         }  # fmt: skip
         if parent is None:
-            return KVStore(self.objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key), **options)
+            return KVStore(self.kv_objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key), **options)
         from storage.lease import LeasedKVStore
 
         return LeasedKVStore(
-            parent.objects, self._memory_bytes, on_damage=self._damaged_copy, lease=parent.lease, **options
+            self.kv_objects, self._memory_bytes, on_damage=self._damaged_copy, lease=parent.lease, **options
         )
 
     def _damaged_copy(self, key: str, miss: Miss) -> None:
@@ -161,7 +166,8 @@ class StorageParts(ABC):
         found: dict[KVProfile, dict[str, Extent]] = {}
         for codec in {chunk.codec for chunk in chunks.values()}:
             some = {key: chunk for key, chunk in chunks.items() if chunk.codec == codec}
-            if (profile := self.stored_as(codec, some)) is not None:
+            newest = max(some, key=lambda key: some[key].owed_at)
+            if (profile := self.stored_as(codec, newest, some[newest].owed_at)) is not None:
                 extents = {key: Extent.of(profile, chunk.tokens, chunk.bytes) for key, chunk in some.items()}
                 found.setdefault(profile, {}).update(extents)
         return found

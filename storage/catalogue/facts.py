@@ -28,11 +28,12 @@ def page_of(session: Session, corpora: Iterable[str], after: str, limit: int = B
 
 
 class StoredChunk(NamedTuple):
-    """`codec`: of the stored object; None: the reader's own. `bytes`: of the object."""
+    """`codec`: of the stored object; None: the reader's own. `bytes`: of the object. `owed_at`: UTC seconds."""
 
     codec: str | None
     tokens: int
     bytes: int
+    owed_at: float
 
 
 def stored_chunks(session: Session, keys: Collection[str]) -> dict[str, StoredChunk]:
@@ -40,10 +41,10 @@ def stored_chunks(session: Session, keys: Collection[str]) -> dict[str, StoredCh
     found: dict[str, StoredChunk] = {}
     ordered = list(keys)
     for at in range(0, len(ordered), BATCH):
-        query = select(ChunkRow.kv_key, Document.codec, KVObject.tokens, KVObject.bytes)
+        query = select(ChunkRow.kv_key, Document.codec, KVObject.tokens, KVObject.bytes, KVObject.created_at)
         query = query.join(Document, Document.id == ChunkRow.document_id).join(KVObject, KVObject.key == ChunkRow.kv_key)
         rows = session.execute(query.where(ChunkRow.kv_key.in_(ordered[at : at + BATCH])).distinct())
-        found.update({str(key): StoredChunk(codec, tokens, size) for key, codec, tokens, size in rows})
+        found.update({str(key): StoredChunk(*known) for key, *known in rows})
     return found
 
 

@@ -38,6 +38,15 @@ def owner_of(wiring: Wiring, name: str) -> bytes:
     return bytes(header[32:48])
 
 
+def test_an_api_before_vllm_has_no_tiers_to_pin_anything_in(tmp_path: Path) -> None:
+    made = Wiring(load_settings({"PREREAD_DATA_DIR": str(tmp_path), "PREREAD_ENGINE": "vllm"}))
+    assert made.tiers.tiers == ()
+    made.placement.used({KEY: "document"})
+    made.placement.tick()
+    assert not made.placement._used, "what answers used does not pile up"
+    made.close()
+
+
 def test_kv_is_sealed_for_its_sharing_group_and_a_file_for_its_tenant(wiring: Wiring) -> None:
     add_row(wiring, "leased")
     kv, raw = f"kv/ab/{KEY}", raw_name("t1", "cd" * 32)
