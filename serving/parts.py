@@ -9,7 +9,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,13 @@ class Wiring(StorageParts):
     def meter(self) -> Meter:
         from serving.usage import Meter
 
-        return Meter(self.catalogue, self.placement.used)
+        return Meter(self.catalogue, self._note_used)
+
+    def _note_used(self, uses: Mapping[str, str]) -> None:
+        """An answer used these keys (→ their documents)."""
+        self.placement.used(uses)
+        if self.parent is not None:
+            self.parent.kept.used(uses)
 
     # --- retrieval ---
 
@@ -124,6 +130,22 @@ class Wiring(StorageParts):
         check_model(reader)
         use_codec(reader, self.settings.stored_codec, self.kv_store.codecs)
         return reader
+
+    def restore_basis(self, digest: str) -> bool:
+        """Have the basis of a codec whole in the store again: from the parent site, or made again; False where that makes another
+        one. Raises StorageUnavailable."""
+        from precompute.calibration import remade
+        from storage.codecs.shelf import CodecShelf, basis_name
+        from storage.codecs.transform import PREFIX, Transform
+
+        if self.parent is not None:
+            self.objects.delete(basis_name(digest))
+            if isinstance(CodecShelf(self.kv_objects).find(PREFIX + digest), Transform):
+                return True
+        if self.reader.full_prefill_reason or (basis := remade(self.reader, digest)) is None:
+            return False
+        self.kv_store.codecs.add(basis)
+        return True
 
     @property
     def spec(self) -> ReaderSpec:

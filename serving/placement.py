@@ -1,7 +1,7 @@
 """The policy's hand in the process that has tiers: it pins, keeps and prefetches KV in this process's own.
 
-Memory belongs to a process, so each does this for itself; nothing is coordinated and nothing need be. An API process without tiers,
-since vLLM has them, only looks at what the rules say, for who asks."""
+Memory belongs to a process, so each does this for itself; nothing is coordinated and nothing need be. An API process without
+tiers, since vLLM has them, only looks at what the rules say, for who asks."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class StorageParts(ABC):
             return None
         from serving.parent_site import ParentSite
 
-        parent = ParentSite(self.settings, self.catalogue, self.objects, self._is_needed)
+        parent = ParentSite(self.settings, self.catalogue, self.objects, self._is_needed, self._kept_budget)
         self._closers.append(parent.peer.close)
         return parent
 
@@ -119,6 +119,9 @@ class StorageParts(ABC):
         if self.parent is None:
             raise UserError("this site has no parent: PREREAD_PARENT_URL is not set")
         return self.parent.sync(self.delete_kv)
+
+    def _kept_budget(self) -> int | None:
+        return self.policy.current().kept_bytes
 
     def _is_needed(self, key: str) -> bool:
         with self.catalogue.read() as session:

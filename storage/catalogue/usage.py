@@ -52,7 +52,7 @@ def used_since(session: Session, since: float) -> dict[str, float]:
     """Documents that answers have used after this time, and when last. As long as the counters' writers take, it is late."""
     last = func.max(DocumentUse.last_at)
     query = select(DocumentUse.document_id, last).where(DocumentUse.last_at > since).group_by(DocumentUse.document_id)
-    return {document_id: at for document_id, at in session.execute(query)}
+    return {row[0]: row[1] for row in session.execute(query)}
 
 
 def forget_uses(session: Session, before_day: int) -> None:

@@ -1,4 +1,4 @@
-"""The operator's rules in vLLM's process: its parts pin, fetch, keep and recode in their own tiers. vLLM is not needed for that."""
+"""The operator's rules in vLLM's process: its parts pin, fetch, keep and recode in their own tiers. vLLM is not needed."""
 
 from __future__ import annotations
 
