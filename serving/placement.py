@@ -57,7 +57,7 @@ class Placement:
         self, catalogue: Catalogue, policy: PolicyFile, tiers: TierControl, clock: Callable[[], float] = time.time
     ) -> None:
         self._catalogue, self.policy, self.tiers, self._clock = catalogue, policy, tiers, clock
-        self._version, self._next_pass = "", 0.0
+        self._version, self._next_pass, self._at = "", 0.0, 0.0
         self._seen = _Seen()
         self._due: dict[Prefetch, float] = {}
         self._pinned: dict[str, set[str]] = {tier: set() for tier in TIERS}  # as the tiers were told
@@ -86,6 +86,9 @@ class Placement:
     def tick(self) -> None:
         """Look at the policy and the clock, and tell the tiers what has changed."""
         policy, now = self.policy.current(), self._clock()
+        if now < self._at:
+            self._turn_back(self._at - now)
+        self._at = now
         look = self._version != self.policy.version or now >= self._next_pass
         if look:
             begun = time.monotonic()
@@ -101,6 +104,12 @@ class Placement:
             self._due[prefetch] = next_due(prefetch.cron, prefetch.timezone, now)
             if prefetch.tier in self.tiers.tiers:
                 self._fetch(policy, prefetch, now)
+
+    def _turn_back(self, seconds: float) -> None:
+        """The clock was set back: what is to happen at a time of the earlier clock would wait, or hold, for so much longer."""
+        self._next_pass, self._due = 0.0, {}
+        for kept in self._kept.values():
+            kept.update({key: until - seconds for key, until in kept.items()})
 
     # --- what the policy says ---
 

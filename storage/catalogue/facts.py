@@ -44,7 +44,7 @@ def stored_chunks(session: Session, keys: Collection[str]) -> dict[str, StoredCh
         query = select(ChunkRow.kv_key, Document.codec, KVObject.tokens, KVObject.bytes, KVObject.created_at)
         query = query.join(Document, Document.id == ChunkRow.document_id).join(KVObject, KVObject.key == ChunkRow.kv_key)
         rows = session.execute(query.where(ChunkRow.kv_key.in_(ordered[at : at + BATCH])).distinct())
-        found.update({str(key): StoredChunk(*known) for key, *known in rows})
+        found.update({str(key): StoredChunk(codec, tokens, size, at) for key, codec, tokens, size, at in rows})
     return found
 
 

@@ -385,3 +385,34 @@ def test_rules_about_use_change_the_codec_of_copies_with_time(disked: House) -> 
     disked.now += 8 * 86400
     disked.placement.tick()
     assert on_disk(disked) == {"a.txt": "int4"}
+
+
+# --- a clock that jumps ---
+
+
+@pytest.mark.parametrize("hours", [25, -25])
+def test_a_clock_that_jumps_lets_no_pin_go_and_stops_no_look(house: House, hours: int) -> None:
+    house.add("c", "hot/a.txt", "kept.txt", *MANY[:5])
+    house.now = at("2026-11-27 12:00")
+    house.says(
+        'rules:\n- {match: {path: "hot/*"}, pin: memory}\n- {match: {path: "kept.txt"}, keep: {for: 2h}}\n'
+        '- {match: {path: "other/0*"}, prefetch: every day at 13:00 Europe/Berlin}\n'
+    )
+    house.use("kept.txt")
+    house.placement.tick()
+    assert house.key("kept.txt") in house.placement.pinned("memory")
+    house.now += hours * 3600
+    house.placement.tick()
+    house.flood()
+    assert "hot/a.txt" in house.in_memory()
+    house.add("d", "hot/new.txt")
+    house.pass_over()
+    assert "hot/new.txt" in house.in_memory(), "the next look comes when it would have come"
+    house.store.forget([house.key("other/0.txt")])
+    house.now = at("2026-11-28 13:00" if hours > 0 else "2026-11-26 13:00")
+    house.placement.tick()
+    house.store.forget([house.key("other/0.txt")])
+    house.now += 86400
+    house.placement.tick()
+    assert "other/0.txt" in house.in_memory(), "tomorrow's time is not the day after tomorrow's"
+    assert house.key("kept.txt") not in house.placement.pinned("memory"), "a hold ends as long after the use as it is said"

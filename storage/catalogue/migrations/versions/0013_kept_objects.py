@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger, nullable=False),
         sa.Column("tokens", sa.Integer, nullable=False),
         sa.Column("uses", sa.BigInteger, nullable=False),
-        sa.Column("value", sa.Float, nullable=False),
+        sa.Column("value", sa.Double, nullable=False),
     )
-    op.add_column("site_link", sa.Column("kept_floor", sa.Float, nullable=False, server_default="0"))
+    op.add_column("site_link", sa.Column("kept_floor", sa.Double, nullable=False, server_default="0"))
     op.create_index("kept_value", "kept_object", ["value"])
