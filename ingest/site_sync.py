@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from ingest.types import KVDelete
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.insert import insert_into
+from storage.catalogue.kept import forget
 from storage.catalogue.schema import KVObject, SiteLink
 from storage.catalogue.sites import PAGE
 from storage.errors import ObjectMissing, StorageUnavailable
@@ -97,6 +98,7 @@ class SiteSync:
             gone = [key for key in keys if key not in found]
             self._delete(gone)
             with self.catalogue.write() as session:
+                forget(session, gone)
                 for row in _locked(session, gone):
                     row.status, row.attempt, row.job_id = "pending", 0, None
             after = keys[-1]

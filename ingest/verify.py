@@ -11,26 +11,31 @@ from typing import Any
 
 from sqlalchemy import select
 
+from ingest.bases import broken
 from ingest.files import raw_name, read_file
 from ingest.garbage import PARTS, orphans
-from storage.audit import check
+from storage.audit import check, stored_profile
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import File, KVObject
-from storage.codecs.shelf import CodecShelf
+from storage.codecs.shelf import BASES, CodecShelf
 from storage.errors import ObjectMissing
 from storage.tiers.store import object_name
-from storage.types import ObjectInfo, ObjectStore
+from storage.types import KVProfile, Miss, ObjectInfo, ObjectStore
 
 MOST_SHOWN = 100
 PAGE = 500
-KINDS = ("rows", "objects", "checked", "missing", "damaged", "wrong_key", "orphans", "repaired")
+KINDS = ("rows", "objects", "checked", "missing", "damaged", "wrong_key", "unreadable", "orphans", "repaired")
+BROKEN = ("missing", "damaged", "wrong_key", "unreadable")
 
 
 @dataclass
 class Findings:
-    """Counts of KINDS for "kv" and "raw", and the first problems by name. Orphans are no problem: they are collected."""
+    """Counts of KINDS for "kv", "raw" and "basis", and the first problems by name. Orphans are no problem: they are collected.
+    Objects that are unreadable because their codec's basis is broken are counted; named is the basis."""
 
-    counts: dict[str, Counter[str]] = field(default_factory=lambda: {"kv": Counter(), "raw": Counter()})
+    counts: dict[str, Counter[str]] = field(
+        default_factory=lambda: {"kv": Counter(), "raw": Counter(), "basis": Counter()}
+    )
     problems: list[dict[str, str]] = field(default_factory=list)
 
     def add(self, room: str, problem: str, name: str) -> None:
@@ -41,8 +46,7 @@ class Findings:
     @property
     def unrepaired(self) -> int:
         """How many rows stand for something that cannot be read, and are not owed again."""
-        broken = sum(c[p] for c in self.counts.values() for p in ("missing", "damaged", "wrong_key"))
-        return broken - self.counts["kv"]["repaired"]
+        return sum(c[p] for c in self.counts.values() for p in BROKEN) - sum(c["repaired"] for c in self.counts.values())
 
     def shown(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -54,8 +58,9 @@ class Findings:
 class Verifier:
     """Rows whose object is gone, has another size, does not stand its checksums or carries another key; and orphans.
 
-    `sample`: the share of objects whose content is read. `repair(key)` has a KV object computed again; files cannot be
-    repaired, only named. Nothing is changed without `repair`. Safe while everything else is running: what looks wrong is
+    `sample`: the share of objects whose content is read; bases of codecs are all read, and first. `repair(key)` has a KV object
+    computed again, `restore(digest)` a basis made again, and says whether that is the same; files cannot be repaired, only
+    named. Nothing is changed without them. Safe while everything else is running: what looks wrong is
     looked at once more, row first, before it counts.
     """
 
@@ -64,10 +69,12 @@ class Verifier:
     sample: float = 1.0
     repair: Callable[[str], bool] | None = None
     elsewhere: Callable[[Sequence[str]], Collection[str]] = lambda _: ()  # which of some keys a parent site stores
+    restore: Callable[[str], bool] | None = None
 
     def run(self) -> Findings:
         """Raises StorageUnavailable."""
         findings = Findings()
+        self._bases(findings)
         files: defaultdict[str, list[File]] = defaultdict(list)
         with self.catalogue.read() as session:
             for file in session.scalars(select(File)):
@@ -82,6 +89,15 @@ class Verifier:
             else:
                 self._raw(files[part], stored, findings)
         return findings
+
+    # --- bases of codecs ---
+
+    def _bases(self, findings: Findings) -> None:
+        findings.counts["basis"].update(objects=sum(1 for _ in self.objects.list(BASES)))
+        for name, problem in broken(self.objects).items():
+            findings.add("basis", problem, name)
+            if self.restore is not None and name.startswith(BASES) and self.restore(name.removeprefix(BASES)):
+                findings.counts["basis"]["repaired"] += 1
 
     # --- KV ---
 
@@ -101,7 +117,10 @@ class Verifier:
             problem = self._kv_problem(key, size, stored.get(part + key), findings)
             if problem is None:
                 continue
-            findings.add("kv", problem, part + key)
+            if problem == "unreadable":
+                findings.counts["kv"][problem] += 1
+            else:
+                findings.add("kv", problem, part + key)
             if self.repair is not None and self.repair(key):
                 findings.counts["kv"]["repaired"] += 1
 
@@ -121,7 +140,12 @@ class Verifier:
 
     def _judged(self, name: str) -> str | None:
         miss = check(self.objects, name, self._codecs)
-        return {None: None, "absent": "missing", "wrong_key": "wrong_key"}.get(miss, "damaged")
+        if miss is None:
+            return None
+        profile = stored_profile(self.objects, name)
+        if isinstance(profile, KVProfile) and isinstance(self._codecs.find(profile.codec), Miss):
+            return "unreadable"  # by itself it may be whole
+        return {Miss.ABSENT: "missing", Miss.WRONG_KEY: "wrong_key"}.get(miss, "damaged")
 
     def _still_done(self, key: str) -> bool:
         with self.catalogue.read() as session:

@@ -67,6 +67,12 @@ def basis_codec(reader: ReaderSpec, shelf: CodecShelf, name: str) -> Transform:
     return codec if isinstance(codec, Transform) else made
 
 
+def remade(reader: Reader, digest: str) -> Basis | None:
+    """The basis of this digest, if it is one that this model has on this machine."""
+    made = (calibrate(reader, *steps) for steps in STEPS.values())
+    return next((basis for basis in made if basis.digest == digest), None)
+
+
 def _loaded(reader: ReaderSpec) -> Reader:
     """It, or for as long as this takes one with weights."""
     return reader if isinstance(reader, Reader) else Reader(reader.folder, dtype=reader.profile.dtype)

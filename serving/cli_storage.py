@@ -5,7 +5,6 @@ These commands open the catalogue and the store themselves: they belong to the o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from serving import cli_storage_view
 from serving.cli_output import Json, note, show, size, table
 from serving.settings import load_settings
 from storage.errors import NotFound, UserError
+from storage.policy.sizes import size as bytes_of
 
 if TYPE_CHECKING:
     from serving.parts import Wiring
@@ -25,7 +25,6 @@ app = typer.Typer(
     help="The object store: what lies where; check, clean up, limit, re-encrypt.", no_args_is_help=True, rich_markup_mode=None
 )
 cli_storage_view.register(app)
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
 
 @contextmanager
@@ -42,7 +41,7 @@ def _parts() -> Iterator[Wiring]:
 @app.command()
 def verify(
     sample: Annotated[float, typer.Option(min=0, max=1, help="Share of the objects whose content is read.")] = 1.0,
-    repair: Annotated[bool, typer.Option("--repair", help="Have broken KV computed again.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Have broken KV and codecs' bases made again.")] = False,
     as_json: Json = False,
 ) -> None:
     """Hold the catalogue and the object store against each other; exit code 1 if something is broken and not repaired."""
@@ -56,13 +55,14 @@ def verify(
                 return request_repair(session, key)
 
         elsewhere = parts.parent.stored if parts.parent else lambda _: ()
-        found = Verifier(parts.catalogue, parts.objects, sample, owe if repair else None, elsewhere).run()
+        steps = (owe, parts.restore_basis) if repair else (None, None)
+        found = Verifier(parts.catalogue, parts.objects, sample, steps[0], elsewhere, steps[1]).run()
     show(found.shown(), as_json, _findings)
     raise typer.Exit(int(found.unrepaired > 0))
 
 
 def _findings(found: dict[str, Any]) -> str:
-    rooms = {"kv": found["kv"], "raw": found["raw"]}
+    rooms = {room: found[room] for room in ("kv", "raw", "basis")}
     rows = [("", *found["kv"]), *((room, *counts.values()) for room, counts in rooms.items())]
     named = [f"{problem['problem']}: {problem['name']}" for problem in found["problems"]]
     return "\n".join([table(rows, ""), *named])
@@ -73,7 +73,8 @@ def gc(
     grace_hours: Annotated[float, typer.Option(min=0, help="Leave alone what is younger.")] = 24.0,
     as_json: Json = False,
 ) -> None:
-    """Delete objects that no row of the catalogue knows, and uploads that were never finished."""
+    """Delete objects that no row knows, codecs' bases that nothing names, and uploads that were never finished."""
+    from ingest.bases import collect_bases
     from ingest.garbage import PARTS, Collected, collect
     from ingest.purge import sweep
 
@@ -84,6 +85,7 @@ def gc(
                 found += Collected(taken.taken, taken.bytes)
                 sweep(parts.catalogue, parts.kv_store.delete)
             found += taken
+        found += collect_bases(parts.objects, grace_hours * 3600)
         uploads = parts.objects.sweep(grace_hours * 3600)
     result = {**asdict(found), "uploads": uploads}
     show(result, as_json, lambda r: f"{r['taken']} orphans ({size(r['bytes'])}) and {r['uploads']} unfinished uploads "
@@ -116,12 +118,7 @@ def quota(
 
 def _bytes(text: str) -> int | None:
     """`500GB` as a number of bytes; None for `none`."""
-    if text.strip().lower() == "none":
-        return None
-    found = _BYTES.fullmatch(text.strip())
-    if found is None:
-        raise UserError(f"{text!r} is no size: write 500GB, 1.5TB, a number of bytes, or none")
-    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+    return None if text.strip().lower() == "none" else bytes_of(text)
 
 
 @app.command()

@@ -10,6 +10,8 @@ import typer
 from serving.cli_client import KeyFile, Url, connect
 from serving.cli_output import Json, show, size, table
 
+_ACTIONS = {"disk_codec": "codec"}  # as the rules file has it
+
 
 def register(app: typer.Typer) -> None:
     """Put `show` into the group of storage commands."""
@@ -46,13 +48,16 @@ def _storage(told: dict[str, Any]) -> str:
 
 
 def _why(corpus: dict[str, Any], tier: str) -> str:
-    """Rules that bring KV into a tier; the object store holds everything by default."""
+    """Rules that bring KV into this tier or choose its codec here; the object store holds everything by default."""
+    held = corpus["tiers"][tier]
+    said = [f"{_ACTIONS.get(action, action)} by {rule}" for action, rules in held["rules"].items() for rule in rules]
     if tier == "object":
-        return "default"
-    said = [f"{action} by {rule}" for action, rules in corpus["rules"].items() if action in ("pin", "keep", "prefetch")
-            for rule in rules if rule != "default"]  # fmt: skip
-    said = said or ["used lately"]
-    return ", ".join([*said, *(f"{n} through {codec}" for codec, n in corpus["tiers"][tier]["codecs"].items())])
+        unsaid = not said or corpus["rules"].get("codec", {}).get("default")
+        return ", ".join([*(["default"] if unsaid else []), *said])
+    if not held["rules"].keys() - {"disk_codec"}:
+        said = ["used lately", *said]
+    said += [f"{n} through {codec}" for codec, n in held["codecs"].items()]
+    return ", ".join([*said, *([f"no room for {held['refused']} pinned"] if held["refused"] else [])])
 
 
 def _money(corpus: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import structlog
 
@@ -11,6 +12,7 @@ from ingest.types import KVDelete
 from precompute.types import Elsewhere
 from serving.settings import Settings
 from storage.catalogue.engine import Catalogue
+from storage.catalogue.kept import Kept
 from storage.catalogue.schema import SiteLink
 from storage.errors import StorageUnavailable
 from storage.keys import group_secret
@@ -18,6 +20,7 @@ from storage.lease import Lease
 from storage.peer import PeerStore
 from storage.readthrough import ReadThrough
 from storage.site_key import SiteKey
+from storage.tiers.store import object_name
 from storage.types import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -29,12 +32,18 @@ class ParentSite:
     """The parent, its key, and what is between the two. `wanted(key)`: whether a row of the catalogue needs the object."""
 
     def __init__(
-        self, settings: Settings, catalogue: Catalogue, objects: ObjectStore, wanted: Callable[[str], bool]
+        self,
+        settings: Settings,
+        catalogue: Catalogue,
+        objects: ObjectStore,
+        wanted: Callable[[str], bool],
+        budget: Callable[[], int | None],
     ) -> None:
         """Raises UserError for an address or a key that is none."""
         self.key = SiteKey.parse(settings.parent_key)
         self.peer = PeerStore(settings.parent_url, self.key)
-        self.objects = ReadThrough(objects, self.peer, wanted)
+        self.kept = Kept(catalogue, budget, partial(_delete, objects))
+        self.objects = ReadThrough(objects, self.peer, wanted, self.kept)
         self.lease = Lease(LEASE_TICKS * settings.tick_seconds, EXCHANGE_TICKS * settings.tick_seconds)
         self._catalogue = catalogue
 
@@ -77,3 +86,9 @@ class ParentSite:
         """How many exchanges have left this site in step, of all that any process has made."""
         link = self.link()
         return link.syncs if link is not None else 0
+
+
+def _delete(objects: ObjectStore, keys: Sequence[str]) -> list[str]:
+    """The keys whose objects the store would not delete."""
+    left = objects.delete_many([object_name(key) for key in keys])
+    return [name.rpartition("/")[2] for name in left]

@@ -9,7 +9,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +23,11 @@ from precompute.tasks import PRECOMPUTE
 from serving.celery_app import broker_url, build_celery, check_broker, ringer
 from serving.settings import Settings
 from serving.storage_parts import StorageParts
-from storage.catalogue.facts import codecs_of
 from storage.catalogue.schema import Corpus, Document, KVObject
 from storage.conditioning import Reading
 from storage.errors import Stopping, UserError
 from storage.keys import group_secret, kv_key
-from storage.policy.file import PolicyFile
 from storage.policy.types import Decision
-from storage.tier_control import ChainControl, TierControl
 from storage.types import Chunk, KVProfile, ParsedDocument
 
 if TYPE_CHECKING:
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
     from serving.engine.vllm import VLLMEngine
-    from serving.placement import Placement
     from serving.usage import Meter
 
 PARSERS = 4  # version of what the parsers give: part of what makes a document up to date
@@ -67,41 +63,26 @@ class Wiring(StorageParts):
 
     # --- the operator's policy ---
 
-    @cached_property
-    def policy(self) -> PolicyFile:
-        return PolicyFile(Path(self.settings.policy_file) if self.settings.policy_file else None)
-
     def _decide(self, document: Document, corpus: Corpus) -> Decision:
         from serving.placement import decide
 
         return decide(self.catalogue, self.policy.current(), document, corpus, time.time())
 
-    @cached_property
-    def tiers(self) -> TierControl:
-        return ChainControl(self.kv_store.chain, self._by_profile)
-
-    def _by_profile(self, keys: Collection[str]) -> dict[KVProfile, list[str]]:
-        """Keys by the profile under which their records are read; none where the model is not blended."""
-        if self.spec.full_prefill_reason:
-            return {}
-        with self.catalogue.read() as session:
-            codecs = codecs_of(session, keys)
-        found: dict[KVProfile, list[str]] = {}
-        for key in keys:
-            found.setdefault(self.spec.stored_as(codecs.get(key)), []).append(key)
-        return found
-
-    @cached_property
-    def placement(self) -> Placement:
-        from serving.placement import Placement
-
-        return Placement(self.catalogue, self.policy, self.tiers)
+    def stored_as(self, codec: str | None, newest: str, since: float) -> KVProfile | None:
+        """See StorageParts."""
+        return None if self.spec.full_prefill_reason else self.spec.stored_as(codec)
 
     @cached_property
     def meter(self) -> Meter:
         from serving.usage import Meter
 
-        return Meter(self.catalogue, self.placement.used)
+        return Meter(self.catalogue, self._note_used)
+
+    def _note_used(self, uses: Mapping[str, str]) -> None:
+        """An answer used these keys (→ their documents)."""
+        self.placement.used(uses)
+        if self.parent is not None:
+            self.parent.kept.used(uses)
 
     # --- retrieval ---
 
@@ -149,6 +130,22 @@ class Wiring(StorageParts):
         check_model(reader)
         use_codec(reader, self.settings.stored_codec, self.kv_store.codecs)
         return reader
+
+    def restore_basis(self, digest: str) -> bool:
+        """Have the basis of a codec whole in the store again: from the parent site, or made again; False where that makes another
+        one. Raises StorageUnavailable."""
+        from precompute.calibration import remade
+        from storage.codecs.shelf import CodecShelf, basis_name
+        from storage.codecs.transform import PREFIX, Transform
+
+        if self.parent is not None:
+            self.objects.delete(basis_name(digest))
+            if isinstance(CodecShelf(self.kv_objects).find(PREFIX + digest), Transform):
+                return True
+        if self.reader.full_prefill_reason or (basis := remade(self.reader, digest)) is None:
+            return False
+        self.kv_store.codecs.add(basis)
+        return True
 
     @property
     def spec(self) -> ReaderSpec:

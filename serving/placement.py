@@ -1,6 +1,7 @@
-"""The policy's hand in the process that answers: it pins, keeps and prefetches KV in this process's own tiers.
+"""The policy's hand in the process that has tiers: it pins, keeps and prefetches KV in this process's own.
 
-Memory belongs to a process, so each serving process does this for itself; nothing is coordinated and nothing need be."""
+Memory belongs to a process, so each does this for itself; nothing is coordinated and nothing need be. An API process without
+tiers, since vLLM has them, only looks at what the rules say, for who asks."""
 
 from __future__ import annotations
 
@@ -37,21 +38,26 @@ class _Seen:
     prefetches: set[Prefetch] = field(default_factory=set)
     codecs: dict[str, str] = field(default_factory=dict)  # of copies on disk, by key
     told: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
+    told_of: dict[str, dict[str, dict[str, Counter[str]]]] = field(default_factory=dict)  # tier → as `told`
 
     def note(self, corpus_id: str, decision: Decision) -> None:
         by_action = self.told.setdefault(corpus_id, {})
         for action in ACTIONS:
             by_action.setdefault(action, Counter())[decision.by.get(action, DEFAULT_RULE)] += 1
+        for action, rule in decision.by.items():
+            if (tier := decision.actions.tier(action)) is not None:
+                in_tier = self.told_of.setdefault(tier, {}).setdefault(corpus_id, {})
+                in_tier.setdefault(action, Counter())[rule] += 1
 
 
 class Placement:
-    """One per serving process. `tick` does its work and belongs to one thread; all else may be called by any."""
+    """One per process. `tick` does its work and belongs to one thread; all else may be called by any."""
 
     def __init__(
         self, catalogue: Catalogue, policy: PolicyFile, tiers: TierControl, clock: Callable[[], float] = time.time
     ) -> None:
         self._catalogue, self.policy, self.tiers, self._clock = catalogue, policy, tiers, clock
-        self._version, self._next_pass = "", 0.0
+        self._version, self._next_pass, self._at = "", 0.0, 0.0
         self._seen = _Seen()
         self._due: dict[Prefetch, float] = {}
         self._pinned: dict[str, set[str]] = {tier: set() for tier in TIERS}  # as the tiers were told
@@ -69,6 +75,10 @@ class Placement:
         """What the last pass found to be said, by which rule and of how many documents."""
         return self._seen.told
 
+    def told_of(self, tier: str) -> Told:
+        """The part of it that brings KV into a tier, or shapes what lies there; without what no rule says."""
+        return self._seen.told_of.get(tier, {})
+
     def pinned(self, tier: str) -> Collection[str]:
         """The keys that are pinned in a tier now, by a rule or for a while after use."""
         return frozenset(self._pinned[tier])
@@ -76,6 +86,9 @@ class Placement:
     def tick(self) -> None:
         """Look at the policy and the clock, and tell the tiers what has changed."""
         policy, now = self.policy.current(), self._clock()
+        if now < self._at:
+            self._turn_back(self._at - now)
+        self._at = now
         look = self._version != self.policy.version or now >= self._next_pass
         if look:
             begun = time.monotonic()
@@ -89,7 +102,14 @@ class Placement:
             self._pin(tier, now, again=look)
         for prefetch in [p for p, due in self._due.items() if due <= now]:
             self._due[prefetch] = next_due(prefetch.cron, prefetch.timezone, now)
-            self._fetch(policy, prefetch, now)
+            if prefetch.tier in self.tiers.tiers:
+                self._fetch(policy, prefetch, now)
+
+    def _turn_back(self, seconds: float) -> None:
+        """The clock was set back: what is to happen at a time of the earlier clock would wait, or hold, for so much longer."""
+        self._next_pass, self._due = 0.0, {}
+        for kept in self._kept.values():
+            kept.update({key: until - seconds for key, until in kept.items()})
 
     # --- what the policy says ---
 
@@ -156,7 +176,7 @@ class Placement:
         """Hold what was used since the last tick for as long as its document's rule says."""
         with self._lock:
             used, self._used = self._used, {}
-        if not used or not policy.speaks_of("keep"):
+        if not used or not self.tiers.tiers or not policy.speaks_of("keep"):
             return
         ids = sorted({document_id for document_id, _ in used.values()})
         with self._catalogue.read() as session:
@@ -164,7 +184,7 @@ class Placement:
             facts = facts_of(session, rows, policy.needs_use)
         keeps = {each.document_id: policy.decide(each, self._clock()).actions.keep for each in facts}
         for key, (document_id, at) in used.items():
-            if (keep := keeps.get(document_id)) is not None:
+            if (keep := keeps.get(document_id)) is not None and keep.tier in self.tiers.tiers:
                 self._kept[keep.tier][key] = at + keep.seconds
 
     def _pin(self, tier: str, now: float, again: bool) -> None:

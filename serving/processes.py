@@ -51,7 +51,10 @@ def build_api(settings: Settings, last: Callable[[], object] = lambda: None) -> 
         wiring.reader.frame_kv()
     wiring.embedder.embed(["warm"])
     threading.Thread(target=_keep_in_step, args=(wiring,), name="kv-forget", daemon=True).start()
-    for name, task in (("usage", wiring.meter.tick), ("placement", wiring.placement.tick)):
+    tasks: list[tuple[str, Callable[[], object]]] = [("usage", wiring.meter.tick), ("placement", wiring.placement.tick)]
+    if wiring.parent is not None:
+        tasks.append(("kept", wiring.parent.kept.flush))
+    for name, task in tasks:
         arguments = (name, task, wiring.settings.tick_seconds)
         threading.Thread(target=_keep_doing, args=arguments, name=name, daemon=True).start()
     app.router.lifespan_context = partial(_until_the_end, wiring.meter, last)
@@ -216,7 +219,9 @@ def run_beat(settings: Settings) -> None:
 def _follow_parent(wiring: Wiring, stop: threading.Event) -> None:
     """Threads of their own: neither a slow tick nor the fetching of large objects may cost the site its lease."""
     sync = wiring.site_sync
-    for act in (sync.step, lambda: sync.replicate(FETCH_SECONDS)):
+    parent = wiring.parent
+    trim = parent.kept.trim if parent is not None else lambda: None
+    for act in (sync.step, lambda: sync.replicate(FETCH_SECONDS), trim):
         arguments = (act, "parent site not reached", stop, wiring.settings.tick_seconds)
         threading.Thread(target=_repeat, args=arguments, name="parent-site", daemon=True).start()
 

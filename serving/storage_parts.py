@@ -1,4 +1,5 @@
-"""What a process stores in, keeps at hand, forgets and repairs: the storage half of `Wiring`, which alone uses it."""
+"""What a process stores in, keeps at hand, forgets and repairs: the storage half of `Wiring` and all of a
+connector's parts."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -15,16 +17,21 @@ from sqlalchemy import select
 from serving.settings import Settings, data_folder, master_secret
 from storage.catalogue.audit import audit_key
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
+from storage.catalogue.facts import stored_chunks
 from storage.catalogue.schema import KVObject
 from storage.errors import StorageUnavailable, UserError
 from storage.kvstore import KVStore
 from storage.objects import open_store
+from storage.policy.file import PolicyFile
+from storage.tier_control import ChainControl, TierControl
 from storage.tiers.disk import DiskTier, empty_abandoned
-from storage.types import Miss, ObjectStore
+from storage.tiers.types import Extent
+from storage.types import KVProfile, Miss, ObjectStore
 
 if TYPE_CHECKING:
     from ingest.site_sync import SiteSync
     from serving.parent_site import ParentSite
+    from serving.placement import Placement
 
 log = structlog.get_logger(__name__)
 DEVICE_SHARE = 10  # one part in so many of an accelerator's memory is for stored KV
@@ -51,6 +58,12 @@ class StorageParts(ABC):
         """End what was started: parser children, the engine, connections."""
         while self._closers:
             self._closers.pop()()
+
+    @abstractmethod
+    def stored_as(self, codec: str | None, newest: str, since: float) -> KVProfile | None:
+        """What records are read as that a rule has stored with this codec (None: no rule), of which the newest has this key
+        and is owed since then; None where the model is not blended, or its profile not known."""
+        ...
 
     @cached_property
     def secret(self) -> bytes:
@@ -97,7 +110,7 @@ class StorageParts(ABC):
             return None
         from serving.parent_site import ParentSite
 
-        parent = ParentSite(self.settings, self.catalogue, self.objects, self._is_needed)
+        parent = ParentSite(self.settings, self.catalogue, self.objects, self._is_needed, self._kept_budget)
         self._closers.append(parent.peer.close)
         return parent
 
@@ -107,9 +120,17 @@ class StorageParts(ABC):
             raise UserError("this site has no parent: PREREAD_PARENT_URL is not set")
         return self.parent.sync(self.delete_kv)
 
+    def _kept_budget(self) -> int | None:
+        return self.policy.current().kept_bytes
+
     def _is_needed(self, key: str) -> bool:
         with self.catalogue.read() as session:
             return session.scalar(select(KVObject.status).where(KVObject.key == key)) not in (None, "purge")
+
+    @property
+    def kv_objects(self) -> ObjectStore:
+        """Where KV is read: at a child site the parent's is there too."""
+        return self.parent.objects if self.parent else self.objects
 
     @cached_property
     def kv_store(self) -> KVStore:
@@ -118,11 +139,11 @@ class StorageParts(ABC):
             "device": self.settings.device, "device_bytes": self._device_bytes(), "disk": self._disk_tier(),
         }  # fmt: skip
         if parent is None:
-            return KVStore(self.objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key), **options)
+            return KVStore(self.kv_objects, self._memory_bytes, on_damage=lambda key, _: self.repair(key), **options)
         from storage.lease import LeasedKVStore
 
         return LeasedKVStore(
-            parent.objects, self._memory_bytes, on_damage=self._damaged_copy, lease=parent.lease, **options
+            self.kv_objects, self._memory_bytes, on_damage=self._damaged_copy, lease=parent.lease, **options
         )
 
     def _damaged_copy(self, key: str, miss: Miss) -> None:
@@ -130,6 +151,37 @@ class StorageParts(ABC):
         if self.parent is not None:
             self.parent.objects.drop(key)
         self.repair(key)
+
+    # --- the operator's policy ---
+
+    @cached_property
+    def policy(self) -> PolicyFile:
+        return PolicyFile(Path(self.settings.policy_file) if self.settings.policy_file else None)
+
+    @cached_property
+    def tiers(self) -> TierControl:
+        return ChainControl(self.kv_store.chain, self._by_profile)
+
+    def _by_profile(self, keys: Collection[str]) -> dict[KVProfile, dict[str, Extent]]:
+        """Keys of chunks, and their sizes, by the profile under which their records are read."""
+        with self.catalogue.read() as session:
+            chunks = stored_chunks(session, keys)
+        found: dict[KVProfile, dict[str, Extent]] = {}
+        for codec in {chunk.codec for chunk in chunks.values()}:
+            some = {key: chunk for key, chunk in chunks.items() if chunk.codec == codec}
+            newest = max(some, key=lambda key: some[key].owed_at)
+            if (profile := self.stored_as(codec, newest, some[newest].owed_at)) is not None:
+                extents = {key: Extent.of(profile, chunk.tokens, chunk.bytes) for key, chunk in some.items()}
+                found.setdefault(profile, {}).update(extents)
+        return found
+
+    @cached_property
+    def placement(self) -> Placement:
+        from serving.placement import Placement
+
+        return Placement(self.catalogue, self.policy, self.tiers)
+
+    # --- tiers ---
 
     def _device_bytes(self) -> int:
         """A part of an accelerator's memory; on a CPU, host memory is the device's."""

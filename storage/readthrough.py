@@ -7,7 +7,7 @@ import hashlib
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -45,21 +45,53 @@ class Parent(Protocol):
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int: ...
 
 
+class Room(Protocol):
+    """What of the parent's KV is kept here, by key; see `storage.catalogue.kept.Kept`."""
+
+    def take(self, key: str, size: int) -> bool: ...
+
+    def has_room(self, key: str) -> bool: ...
+
+    def holds(self, key: str) -> bool: ...
+
+    def forget(self, keys: Iterable[str]) -> None: ...
+
+
+class Endless:
+    """Room for everything."""
+
+    def take(self, key: str, size: int) -> bool:
+        return True
+
+    def has_room(self, key: str) -> bool:
+        return True
+
+    def holds(self, key: str) -> bool:
+        return True
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Nothing is remembered."""
+
+
 class ReadThrough:
     """An ObjectStore: `local`, and KV objects and codecs' bases of `parent` where it has none. Safe to share between threads.
 
     What the parent sends is handed on only if it is a whole object of that name; it is asked once more for one that is
     not. `wanted(key)`: whether this site's catalogue still refers to the object. It is asked after an object was kept, so
-    that one that was deleted while it was on its way does not stay.
+    that one that was deleted while it was on its way does not stay. What `room` has no place for is handed on all the same.
     """
 
-    def __init__(self, local: ObjectStore, parent: Parent, wanted: Callable[[str], bool]) -> None:
-        self._local, self._parent, self._wanted = local, parent, wanted
+    def __init__(
+        self, local: ObjectStore, parent: Parent, wanted: Callable[[str], bool], room: Room | None = None
+    ) -> None:
+        self._local, self._parent, self._wanted, self._room = local, parent, wanted, room or Endless()
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> int:
-        """See ObjectStore."""
+        """See ObjectStore. What is put is this site's own."""
+        if name.startswith(_KV):
+            self._room.forget([name.rpartition("/")[2]])
         return self._local.put(name, parts)
 
     def put_new(self, name: str, parts: Sequence[bytes | memoryview]) -> bool:
@@ -122,13 +154,15 @@ class ReadThrough:
         return len(whole)
 
     def pull(self, key: str) -> int:
-        """Have a key's object here; the bytes fetched, 0 if it was here. Raises ObjectMissing, StorageUnavailable."""
+        """Have a key's object here; the bytes fetched, 0 if it was here or there is no room but by another's leaving. Raises
+        ObjectMissing, StorageUnavailable."""
         name = object_name(key)
-        return 0 if self._local.size(name) is not None else len(self._fetch(name))
+        return 0 if self._local.size(name) is not None or not self._room.has_room(key) else len(self._fetch(name))
 
     def drop(self, key: str) -> None:
         """Delete a copy that turned out damaged, so that the parent's is fetched. Raises StorageUnavailable."""
         self._local.delete(object_name(key))
+        self._room.forget([key])
 
     def counters(self) -> dict[str, int]:
         """A snapshot: objects, bytes, and of the failures: missing, timeout, unavailable, damaged, unkept."""
@@ -159,10 +193,13 @@ class ReadThrough:
             return False
         self._count(objects=1, bytes=len(buffer))
         try:
+            if kind == _KV and not self._room.take(key, len(buffer)):
+                self._count(unkept=1)
+                return True
             self._local.put(name, [buffer])
-            if kind == _KV and not self._wanted(key):
+            if kind == _KV and not (self._wanted(key) and self._room.holds(key)):
                 self._local.delete(name)
-        except StorageUnavailable:  # no room here: it is read from the parent again next time
+        except StorageUnavailable:  # it is read from the parent again next time
             self._count(unkept=1)
         return True
 

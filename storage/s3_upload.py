@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -107,11 +108,14 @@ def _pieces(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
 
 
 def abort_stale(client: S3Client, retry: Retry, bucket: str, prefix: str, older_than_s: float) -> int:
-    """Abort the uploads that were begun longer ago: their writers are dead. How many."""
-    limit, aborted = datetime.now(UTC) - timedelta(seconds=older_than_s), 0
+    """Abort the uploads that were begun longer ago, by the server's clock, which has dated them: their writers are dead. How
+    many."""
+    aborted = 0
     marks: Any = {}
     while True:
         page = retry.run(lambda end: client.list_multipart_uploads(Bucket=bucket, Prefix=prefix, **marks))  # noqa: B023
+        date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+        limit = (parsedate_to_datetime(date) if date else datetime.now(UTC)) - timedelta(seconds=older_than_s)
         for upload in page.get("Uploads", ()):
             if upload["Initiated"] <= limit:
                 with contextlib.suppress(client.exceptions.NoSuchUpload):  # its writer, or another sweep, was faster

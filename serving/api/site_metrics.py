@@ -48,6 +48,11 @@ def _of_parent(parent: ParentSite) -> Iterable[Metric]:
     for reason in FAILURES:
         failures.add_metric((reason,), counts[reason])
     yield from (objects, size, failures)
+    kept = parent.kept.counters()
+    yield GaugeMetricFamily("preread_parent_kept_bytes", "Bytes of the parent's objects that are kept here.", kept["bytes"])
+    if "capacity_bytes" in kept:
+        budget = kept["capacity_bytes"]
+        yield GaugeMetricFamily("preread_parent_kept_capacity_bytes", "Bytes of them that may be kept.", budget)
     synced = link.synced_at if link else None
     yield GaugeMetricFamily("preread_lease_held", "1: stored KV may be used.", float(parent.lease.held()))
     age = float("inf") if synced is None else max(0.0, time() - synced)

@@ -25,6 +25,7 @@ _TIER_GAUGES = {
     "capacity_bytes": "Bytes that may be in use.",
     "pinned_bytes": "Bytes in use that are pinned.",
     "entries": "Copies held.",
+    "pins_without_room": "Pinned copies that are not here for want of room.",
 }
 
 

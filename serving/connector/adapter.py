@@ -180,7 +180,7 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         tp = get_tp_group()
         heads = Heads.of(tp.rank_in_group, tp.world_size, config.model_config.get_total_num_kv_heads())
         pages = Pages(paged.attention, layout, rope, heads, block)
-        self._parts.keep_in_step()
+        self._parts.keep_in_step(lambda: own_profile(config.model_config))
         timed = Timed(paged)
         fetches = Fetches(self._parts.kv_store, self._parts.missed, self._parts.rates, lambda: timed.tokens_per_s)
         return Rank(timed, pages, fetches, Saver(self._parts.kv_store, _gather))

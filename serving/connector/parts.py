@@ -11,13 +11,19 @@ from typing import Any
 import structlog
 
 from serving.connector.plan import plan_secret
+from serving.connector.uses import Uses
 from serving.engine.rates import Rates
+from serving.placement import PASS_SECONDS
 from serving.settings import load_settings
 from serving.storage_parts import StorageParts
+from storage.audit import stored_profile
+from storage.errors import PrereadError
 from storage.fingerprint import weights_fingerprint
-from storage.types import LAYOUT
+from storage.tiers.store import object_name
+from storage.types import LAYOUT, KVProfile
 
 log = structlog.get_logger(__name__)
+OWN = ("weights", "dtype", "layers", "kv_heads", "head_dim", "layout", "adapter")
 
 
 class ConnectorParts(StorageParts):
@@ -28,6 +34,8 @@ class ConnectorParts(StorageParts):
         super().__init__(settings, memory_bytes=settings.memory_cache_bytes, disk_bytes=settings.disk_cache)
         self.rates = Rates(float(extra["patience_s"]) if "patience_s" in extra else None)
         self._ending = threading.Event()
+        self._own: Callable[[], Mapping[str, Any]] = dict
+        self._profiles: dict[str | None, tuple[float, KVProfile | None]] = {}  # codec → since when, and which
 
     @property
     def ring(self) -> Callable[[str], None]:
@@ -35,14 +43,34 @@ class ConnectorParts(StorageParts):
         return lambda _queue: None
 
     @cached_property
+    def _own_part(self) -> Mapping[str, Any]:
+        return self._own()
+
+    @cached_property
+    def _uses(self) -> Uses:
+        return Uses(self.catalogue, self.tiers)
+
+    @cached_property
     def plan_secret(self) -> bytes:
         return plan_secret(self.secret)
 
-    def keep_in_step(self) -> None:
-        """Forget what other processes delete, from a thread of its own, until the process ends."""
-        thread = threading.Thread(target=self._stay, name="kv-in-step", daemon=True)
-        thread.start()
+    def keep_in_step(self, own: Callable[[], Mapping[str, Any]]) -> None:
+        """Forget what other processes delete, and have in this process's tiers what the operator's rules say, until the process
+        ends: from a thread each, since a fetch may take long. `own`: see `own_profile`, which reads all weights."""
         self._closers.append(self._ending.set)
+        self._own = own
+        for name, act in (("kv-in-step", self._stay), ("kv-placement", self._place)):
+            threading.Thread(target=act, name=name, daemon=True).start()
+
+    def stored_as(self, codec: str | None, newest: str, since: float) -> KVProfile | None:
+        """See StorageParts. The newest object says it itself: frame and tokenizer are the API's to know."""
+        known, profile = self._profiles.get(codec, (0.0, None))
+        if known < since:
+            found = stored_profile(self.kv_objects, object_name(newest))
+            if isinstance(found, KVProfile):
+                profile = found if own_part(found) == self._own_part else None
+                self._profiles[codec] = since, profile
+        return profile
 
     def _stay(self) -> None:
         pause = 0.0
@@ -53,9 +81,26 @@ class ConnectorParts(StorageParts):
                 log.warning("the catalogue cannot be asked what was deleted", error=str(error))
                 pause = self.settings.tick_seconds
 
+    def _place(self) -> None:
+        pause = self.settings.tick_seconds
+        while not self._ending.wait(pause):
+            try:
+                self.placement.used(self._uses.new(self.policy.current()))
+                self.placement.tick()
+                pause = self.settings.tick_seconds
+            except Exception as error:  # noqa: BLE001 - nothing may be raised into vLLM, and the next look may do
+                reason = str(error) if isinstance(error, PrereadError) else type(error).__name__
+                log.warning("the operator's rules are not followed", error=reason)
+                pause = PASS_SECONDS
+
+
+def own_part(profile: KVProfile) -> dict[str, Any]:
+    """What of a profile vLLM's model has a say in, as `own_profile` has it."""
+    return {name: getattr(profile, name) for name in OWN}
+
 
 def own_profile(model: Any) -> dict[str, Any]:
-    """What a plan's profile must say of the model that vLLM's model_config describes."""
+    """What a plan's profile must say of the model that vLLM's model_config describes: OWN."""
     return {
         "weights": weights_fingerprint(Path(model.model)),
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement
@@ -17,20 +17,23 @@ from storage.catalogue.holdings import Holding
 from storage.catalogue.schema import ChunkRow, Corpus, Document, UsageDay
 from storage.catalogue.usage import COUNTS
 from storage.policy.rules import Rates
+from storage.policy.types import HOME_TIER
 
 ByTier = dict[str, dict[str, Holding]]
-OBJECT = "object"  # the tier that holds everything
 
 
 def show(parts: ApiParts, who: Principal) -> dict[str, Any]:
     """Every corpus that the key sees. `memory` is that of the process that answers; `pinned` counts what lies or is to lie
-    there by a rule; `codecs` the chunks whose copies came through another codec than the object's."""
+    there by a rule, `refused` those of them that find no room; `codecs` the chunks whose copies came through another codec
+    than the object's; a tier's `rules` those that speak of this tier, and of how many documents."""
     file, told = parts.placement.policy, parts.placement.told()
     rates = file.current().rates
     with parts.catalogue.read() as session:
         rows = list(session.scalars(corpora.visible(who).order_by(Corpus.created_at, Corpus.id)))
         ids = [row.id for row in rows]
-        tiers, pinned = by_tier(parts, session, who, ids), _pinned(parts, session, who, ids)
+        tiers, place = by_tier(parts, session, who, ids), parts.placement
+        pinned = {tier: _chunks(session, place.pinned(tier), who, ids) for tier in place.tiers.tiers}
+        refused = {tier: _chunks(session, place.tiers.refused(tier), who, ids) for tier in place.tiers.tiers}
         recoded = _recoded(parts, session, who, ids)
         kept_out = holdings.kept_out(session, Document.tenant_id == who.tenant_id)
         used = holdings.used(session, UsageDay.tenant_id == who.tenant_id)
@@ -39,17 +42,22 @@ def show(parts: ApiParts, who: Principal) -> dict[str, Any]:
     for row in rows:
         held = {tier: in_tier.get(row.id, Holding()) for tier, in_tier in tiers.items()}
         counts = used.get((who.tenant_id, row.id), dict.fromkeys(COUNTS, 0))
-        said = {action: dict(rules) for action, rules in told.get(row.id, {}).items()}
         shown.append(
             {
                 "corpus_id": row.id,
                 "name": row.name,
                 "tiers": {
-                    tier: _tier(holding, pinned.get(tier, {}).get(row.id))
-                    | ({} if tier == OBJECT else {"codecs": recoded[tier].get(row.id, {})})
+                    tier: {
+                        "chunks": holding.chunks,
+                        "bytes": holding.bytes,
+                        "pinned": pinned.get(tier, {}).get(row.id, 0),
+                        "refused": refused.get(tier, {}).get(row.id, 0),
+                        "codecs": recoded.get(tier, {}).get(row.id, {}),
+                        "rules": _plain(place.told_of(tier).get(row.id, {})),
+                    }
                     for tier, holding in held.items()
                 },
-                "rules": said,
+                "rules": _plain(told.get(row.id, {})),
                 "not_stored": kept_out.get(row.id, {}),
                 "tokens_not_recomputed": counts["tokens_reused"],
                 **balance(counts, rates, speed).shown(rates),
@@ -69,7 +77,7 @@ def by_tier(parts: ApiParts, session: Session, who: Principal, corpus_ids: Seque
     tiers, own = parts.placement.tiers, _own(who, corpus_ids)
     sizes = {tier: {key: each.bytes for key, each in tiers.held(tier).items()} for tier in tiers.tiers}
     held = {tier: holdings.of_copies(session, some, *own) for tier, some in sizes.items()}
-    return _by_corpus({OBJECT: holdings.stored(session, *own), **held})
+    return _by_corpus({HOME_TIER: holdings.stored(session, *own), **held})
 
 
 def _recoded(
@@ -88,11 +96,14 @@ def _recoded(
     return found
 
 
-def _pinned(parts: ApiParts, session: Session, who: Principal, corpus_ids: Sequence[str]) -> ByTier:
-    place = parts.placement
-    return _by_corpus(
-        {tier: holdings.of_keys(session, place.pinned(tier), *_own(who, corpus_ids)) for tier in place.tiers.tiers}
-    )
+def _chunks(session: Session, keys: Collection[str], who: Principal, corpus_ids: Sequence[str]) -> dict[str, int]:
+    """Corpus → how many of these keys are stored chunks of it."""
+    found = holdings.of_keys(session, keys, *_own(who, corpus_ids))
+    return {corpus: holding.chunks for (_, corpus), holding in found.items()}
+
+
+def _plain(told: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    return {action: dict(rules) for action, rules in told.items()}
 
 
 def _own(who: Principal, corpus_ids: Sequence[str]) -> tuple[ColumnElement[bool], ...]:
@@ -101,10 +112,6 @@ def _own(who: Principal, corpus_ids: Sequence[str]) -> tuple[ColumnElement[bool]
 
 def _by_corpus(found: Mapping[str, Mapping[holdings.Owner, Holding]]) -> ByTier:
     return {tier: {corpus: holding for (_, corpus), holding in held.items()} for tier, held in found.items()}
-
-
-def _tier(held: Holding, pinned: Holding | None) -> dict[str, int]:
-    return {"chunks": held.chunks, "bytes": held.bytes, "pinned": pinned.chunks if pinned else 0}
 
 
 def cost_of(held: Mapping[str, Holding], rates: Rates) -> float:

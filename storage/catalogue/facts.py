@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentUse
+from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentUse, KVObject
 from storage.policy.types import DocumentFacts
 
 BATCH = 500
@@ -26,14 +27,24 @@ def page_of(session: Session, corpora: Iterable[str], after: str, limit: int = B
     return [(document, name) for document, name in session.execute(query)]
 
 
-def codecs_of(session: Session, keys: Collection[str]) -> dict[str, str | None]:
-    """The codec of each key that a chunk has; None: the reader's own."""
-    found: dict[str, str | None] = {}
+class StoredChunk(NamedTuple):
+    """`codec`: of the stored object; None: the reader's own. `bytes`: of the object. `owed_at`: UTC seconds."""
+
+    codec: str | None
+    tokens: int
+    bytes: int
+    owed_at: float
+
+
+def stored_chunks(session: Session, keys: Collection[str]) -> dict[str, StoredChunk]:
+    """What is known of each key that a chunk has."""
+    found: dict[str, StoredChunk] = {}
     ordered = list(keys)
     for at in range(0, len(ordered), BATCH):
-        query = select(ChunkRow.kv_key, Document.codec).join(Document, Document.id == ChunkRow.document_id)
+        query = select(ChunkRow.kv_key, Document.codec, KVObject.tokens, KVObject.bytes, KVObject.created_at)
+        query = query.join(Document, Document.id == ChunkRow.document_id).join(KVObject, KVObject.key == ChunkRow.kv_key)
         rows = session.execute(query.where(ChunkRow.kv_key.in_(ordered[at : at + BATCH])).distinct())
-        found.update({str(key): codec for key, codec in rows})
+        found.update({str(key): StoredChunk(codec, tokens, size, at) for key, codec, tokens, size, at in rows})
     return found
 
 

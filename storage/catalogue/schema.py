@@ -462,6 +462,19 @@ class SiteLink(Base):
     pull_after: Mapped[str] = mapped_column(String(64), default="")  # replication goes on behind this key
     pulled_objects: Mapped[int] = mapped_column(BigInteger, default=0)
     pulled_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    kept_floor: Mapped[float] = mapped_column(default=0.0)  # the value of what was evicted last (kept.py)
+
+
+class KeptObject(Base):
+    """At a child: an object of the parent's that lies here (storage/catalogue/kept.py). `uses`: answers that took it."""
+
+    __tablename__ = "kept_object"
+    __table_args__ = (Index("kept_value", "value"),)
+    key: Mapped[str] = mapped_column(ForeignKey("kv_object.key", ondelete="CASCADE"), primary_key=True)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    tokens: Mapped[int]
+    uses: Mapped[int] = mapped_column(BigInteger)
+    value: Mapped[float]
 
 
 class SourceItem(Base):

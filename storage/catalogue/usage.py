@@ -48,6 +48,13 @@ def add_uses(session: Session, uses: Mapping[tuple[str, int], tuple[int, float]]
         session.execute(insert.on_conflict_do_update(index_elements=["document_id", "day"], set_=changed))
 
 
+def used_since(session: Session, since: float) -> dict[str, float]:
+    """Documents that answers have used after this time, and when last. As long as the counters' writers take, it is late."""
+    last = func.max(DocumentUse.last_at)
+    query = select(DocumentUse.document_id, last).where(DocumentUse.last_at > since).group_by(DocumentUse.document_id)
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
 def forget_uses(session: Session, before_day: int) -> None:
     """Drop the uses of days that no rule can ask for any more, and of documents that are gone. A document's last use stays."""
     newer = aliased(DocumentUse)

@@ -13,6 +13,7 @@ from storage.codecs.transform import PREFIX, Transform
 from storage.errors import ObjectMissing, StorageUnavailable
 from storage.types import Miss, ObjectStore, miss_of
 
+BASES, NOTES = "basis/", "basis-of/"  # what objects' names begin with
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -51,7 +52,7 @@ class CodecShelf:
     def add(self, basis: Basis) -> Transform:
         """The codec of this basis, which is in the store from now on. Raises StorageUnavailable."""
         codec = Transform(basis)
-        self._objects.put(_name(basis.digest), [basis.to_bytes()])
+        self._objects.put(basis_name(basis.digest), [basis.to_bytes()])
         with self._reading:
             return self._read.setdefault(codec.name, codec)
 
@@ -76,13 +77,13 @@ class CodecShelf:
 
     def _load(self, digest: str) -> Basis | Miss:
         try:
-            size = self._objects.size(_name(digest))
+            size = self._objects.size(basis_name(digest))
             if size is None:
                 return Miss.ABSENT
             if size > MAX_BYTES:
                 return Miss.DAMAGED
             buffer = torch.empty(size, dtype=torch.uint8).numpy().data
-            self._objects.read_into(_name(digest), buffer)
+            self._objects.read_into(basis_name(digest), buffer)
             return Basis.from_bytes(buffer, digest)
         except (ObjectMissing, StorageUnavailable) as error:
             return miss_of(error)
@@ -90,9 +91,10 @@ class CodecShelf:
             return Miss.DAMAGED
 
 
-def _name(digest: str) -> str:
-    return f"basis/{digest}"
+def basis_name(digest: str) -> str:
+    """Where a basis lies."""
+    return BASES + digest
 
 
 def _note(purpose: str) -> str:
-    return f"basis-of/{purpose}"
+    return NOTES + purpose

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from storage.cron import next_due
 from storage.errors import UserError
 from storage.policy.rules import Hits, Hook, Match, Policy, Rates, Rule, Span
+from storage.policy.sizes import size
 from storage.policy.source import Item, PolicyError, plain, read_yaml
 from storage.policy.times import comparison, duration, plain_schedule
 from storage.policy.types import ACTIONS, DEFAULT_RULE, DEFAULT_TIER, TIERS, Actions, DocumentFacts, Keep, Prefetch
@@ -44,13 +45,14 @@ class _Parser:
         self.mistakes.append(f"line {item.line}: {text}" if item.line else text)
 
     def policy(self, tree: Item) -> Policy:
-        top = self.fields(tree, "a policy", ("rules", "rates", "hook"))
+        top = self.fields(tree, "a policy", ("rules", "rates", "hook", "site"))
         rules = self.of(top, "rules", self.rules) or ()
         rates = self.of(top, "rates", self.rates) or Rates()
         name, hook = self.of(top, "hook", self.hook) or ("", None)
+        kept = self.of(top, "site", self.site)
         if self.mistakes:
             raise PolicyError(sorted(self.mistakes, key=_line))
-        return Policy(rules, rates, hook, name)
+        return Policy(rules, rates, hook, name, kept)
 
     # --- rules ---
 
@@ -198,6 +200,10 @@ class _Parser:
             gb_month={tier: self.number(price, tier) or 0.0 for tier, price in months.items()},
             gb_transferred=self.of(body, "gb_transferred", self.number) or 0.0,
         )
+
+    def site(self, item: Item, name: str) -> int | None:
+        body = self.fields(item, name, ("budget",))
+        return self.of(body, "budget", lambda item, name: self.said(item, name, size))
 
     def hook(self, item: Item, name: str) -> tuple[str, Hook] | None:
         written = self.text(item, name)

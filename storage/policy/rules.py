@@ -119,6 +119,7 @@ class Policy:
     rates: Rates = Rates()
     hook: Hook | None = None
     hook_name: str = ""
+    kept_bytes: int | None = None  # of the parent site's objects that a child keeps; None: all
 
     def decide(self, facts: DocumentFacts, now: float) -> Decision:
         """What holds for the document at `now`. Never raises: a hook's error is logged, and the rules alone hold."""

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 DAY = 86400
 TIERS = ("device", "memory", "disk")  # into which KV may be pinned or fetched; the object store holds everything
 DEFAULT_TIER = "memory"
+HOME_TIER = "object"  # the object store
 DEFAULT_RULE = "default"  # stands for a rule's name where no rule says anything
 LANGUAGES: Mapping[str, str] = {
     "py": "python", "js": "javascript", "jsx": "javascript", "mjs": "javascript", "ts": "typescript", "tsx": "typescript",
@@ -76,6 +77,17 @@ class Actions:
     disk_codec: str | None = None  # of copies on disk; said as `codec: {disk: …}`
     replicate: tuple[str, ...] | None = None  # names of sites
     store: bool | None = None
+
+    def tier(self, action: str) -> str | None:
+        """The tier in which a named action puts KV, or whose copies it shapes; None for what is no tier's."""
+        match action:
+            case "pin":
+                return self.pin
+            case "prefetch":
+                return self.prefetch.tier if self.prefetch else None
+            case "keep":
+                return self.keep.tier if self.keep else None
+        return {"codec": HOME_TIER, "disk_codec": "disk"}.get(action)
 
 
 ACTIONS = tuple(f.name for f in fields(Actions))

@@ -15,7 +15,7 @@ from storage.tiers.flights import Found
 from storage.tiers.mover import Mover
 from storage.tiers.records import RecordTier
 from storage.tiers.store import StoreTier
-from storage.tiers.types import CacheTier, Copy, Fresh, Held, Tier
+from storage.tiers.types import CacheTier, Copy, Extent, Fresh, Held, Tier
 from storage.types import KVProfile, KVRecord, Miss, ObjectStore
 
 MAX_MOVES = 256
@@ -183,14 +183,14 @@ class Chain:
         if self._disk is not None and (stale := self._disk.keep_as(codecs)):
             self.forget(stale)
 
-    def prefetch(self, tier: str, keys: Collection[str], profile: KVProfile) -> int:
-        """Bring these into the tier in the background, verified; how many were queued. Raises ValueError for a
-        tier there is not."""
+    def prefetch(self, tier: str, extents: Mapping[str, Extent], profile: KVProfile) -> int:
+        """Bring these keys into the tier in the background, verified; how many were queued. A pinned one that has no room
+        there is not read. Raises ValueError for a tier there is not."""
         target = self._cache(tier)
-        return sum(self._prefetcher.submit(partial(self._bring, key, profile, target)) for key in keys)
+        return sum(self._prefetcher.submit(partial(self._bring, key, each, profile, target)) for key, each in extents.items())
 
-    def _bring(self, key: str, profile: KVProfile, target: CacheTier) -> None:
-        if target.holds(key):
+    def _bring(self, key: str, extent: Extent, profile: KVProfile, target: CacheTier) -> None:
+        if target.holds(key) or not target.takes(key, extent):
             return
         fresh, codec = self._fresh(key), self.codecs.find(profile.codec)
         if isinstance(codec, Miss):
@@ -215,6 +215,10 @@ class Chain:
     def held(self, tier: str) -> dict[str, Held]:
         """What a tier holds, by key; nothing, if there is no such tier."""
         return self._caches[tier].held() if tier in self._caches else {}
+
+    def refused(self, tier: str) -> set[str]:
+        """The pinned keys that a tier has no room for; none, if there is no such tier."""
+        return self._caches[tier].refused() if tier in self._caches else set()
 
     def keys(self, tier: str) -> list[str]:
         """The keys of what a tier holds."""

@@ -28,7 +28,7 @@ from storage.errors import StorageUnavailable
 from storage.format import encode
 from storage.tiers.ledger import Entry, Ledger
 from storage.tiers.ledgered import Ledgered
-from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load, read_record
+from storage.tiers.types import COUNTS, Copy, Counts, Extent, Fresh, count_load, read_record
 from storage.types import KVProfile, Miss
 
 BLOCK = 4096  # files are counted in whole blocks, as the disk does
@@ -98,6 +98,12 @@ class DiskTier(Ledgered):
         if not kept:  # forgotten while it was being written
             self._unlink([entry])
         return kept
+
+    def takes(self, key: str, extent: Extent) -> bool:
+        """See CacheTier. A copy in a codec of its own is no larger than the object and its numbers together."""
+        with self._lock:
+            size = extent.object + (extent.record if key in (self._codecs or {}) else 0)
+            return self._ledger.takes(key, _blocks(size))
 
     def forget(self, keys: Collection[str]) -> None:
         """See CacheTier."""

@@ -33,11 +33,12 @@ class Ledger:
         self.used_bytes = 0  # written or reserved
         self.pinned_bytes = 0
         self.evictions = 0
-        self.pins_refused = 0
+        self.pins_refused = 0  # ever; `refused` says which are now
         self._leaving_bytes = 0
         self._evictable_bytes = 0
         self._entries: dict[str, Entry] = {}
         self._pins: set[str] = set()  # also of keys that are not here yet
+        self._refused: dict[str, int] = {}  # pins that found no room, and what room there was
         self._eviction = eviction or GDSF()
 
     def get(self, key: str) -> Entry | None:
@@ -50,13 +51,14 @@ class Ledger:
         return [entry for entry in self._entries.values() if entry.settled]
 
     def counters(self) -> dict[str, int]:
-        """Figures of now: `bytes` in use or reserved, `capacity_bytes`, `pinned_bytes`, `entries`; and of ever:
-        `evictions`, `pins_refused`."""
+        """Figures of now: `bytes` in use or reserved, `capacity_bytes`, `pinned_bytes`, `entries`, `pins_without_room`; and
+        of ever: `evictions`, `pins_refused`."""
         return {
             "bytes": self.used_bytes,
             "capacity_bytes": self.capacity,
             "pinned_bytes": self.pinned_bytes,
             "entries": len(self._entries),
+            "pins_without_room": len(self._refused),
             "evictions": self.evictions,
             "pins_refused": self.pins_refused,
         }
@@ -71,8 +73,8 @@ class Ledger:
         if key in self._entries:
             return None
         room = self.capacity - self.used_bytes - self._leaving_bytes
-        if size > room + self._evictable_bytes:
-            self.pins_refused += key in self._pins
+        if size > self._room():
+            self._refuse(key)
             return None
         entry = self._entries[key] = Entry(key, size, cost, codec)
         while size > room and (victim := self._eviction.pop()) is not None:
@@ -83,11 +85,24 @@ class Ledger:
         self.used_bytes += size
         return entry
 
+    def takes(self, key: str, size: int) -> bool:
+        """Whether it is worth bringing this key here, of at most about so many bytes. A pin is refused at once that has no
+        room beside the other pins, or found none when there was no less than now: it is not fetched again at every look."""
+        if key not in self._pins or self._room() > max(size - 1, self._refused.get(key, -1)):
+            return True
+        self._refuse(key)
+        return False
+
+    def refused(self) -> set[str]:
+        """The pinned keys that are not here for want of room."""
+        return set(self._refused)
+
     def settle(self, entry: Entry) -> bool:
         """The entry's bytes are written. False if its key was removed meanwhile: take them away, then `release`."""
         if self._entries.get(entry.key) is not entry:
             return False
         entry.settled = True
+        self._refused.pop(entry.key, None)
         if entry.key in self._pins:
             self.pinned_bytes += entry.size
         else:
@@ -129,10 +144,20 @@ class Ledger:
         """Keys that may be evicted again."""
         for key in sorted(set(keys) & self._pins):
             self._pins.discard(key)
+            self._refused.pop(key, None)
             entry = self._entries.get(key)
             if entry is not None and entry.settled:
                 self.pinned_bytes -= entry.size
                 self._let_go(entry)
+
+    def _room(self) -> int:
+        """What a new entry may take when all has gone that may go."""
+        return self.capacity - self.used_bytes - self._leaving_bytes + self._evictable_bytes
+
+    def _refuse(self, key: str) -> None:
+        if key in self._pins:
+            self.pins_refused += key not in self._refused
+            self._refused[key] = self._room()
 
     def _let_go(self, entry: Entry) -> None:
         self._eviction.insert(entry.key, entry.size, entry.cost)

@@ -36,6 +36,11 @@ class Ledgered:
         with self._lock:
             self._ledger.unpin(keys)
 
+    def refused(self) -> set[str]:
+        """See CacheTier."""
+        with self._lock:
+            return self._ledger.refused()
+
     def counters(self) -> dict[str, int]:
         """See Tier; with the ledger's figures."""
         with self._lock:

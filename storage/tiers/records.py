@@ -9,7 +9,7 @@ from dataclasses import replace
 from storage.codecs import Codec
 from storage.tiers.ledger import Ledger
 from storage.tiers.ledgered import Ledgered
-from storage.tiers.types import COUNTS, Copy, Counts, Fresh, count_load
+from storage.tiers.types import COUNTS, Copy, Counts, Extent, Fresh, count_load
 from storage.types import KVProfile, Miss
 
 
@@ -65,6 +65,11 @@ class RecordTier(Ledgered):
         for each in evicted:
             self._on_evict(each, fresh)
         return entry is not None
+
+    def takes(self, key: str, extent: Extent) -> bool:
+        """See CacheTier."""
+        with self._lock:
+            return self._ledger.takes(key, extent.record)
 
     def forget(self, keys: Collection[str]) -> None:
         """See CacheTier."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from storage.codecs import Codec
-from storage.format import decode
+from storage.format import DTYPES, decode
 from storage.types import KVProfile, KVRecord, Miss
 
 MAX_OBJECT_BYTES = 4 << 30  # whatever calls itself larger is not one of ours
@@ -48,6 +48,19 @@ class Held(NamedTuple):
 
     bytes: int
     codec: str = ""
+
+
+class Extent(NamedTuple):
+    """What a record takes, in bytes and at most: as an object, and in memory."""
+
+    object: int
+    record: int
+
+    @staticmethod
+    def of(profile: KVProfile, tokens: int, stored: int) -> Extent:
+        """Of a record of so many tokens, whose object has `stored` bytes: one that is stored raw is a view of its object."""
+        numbers = profile.layers * 2 * profile.kv_heads * tokens * profile.head_dim
+        return Extent(stored, max(stored, numbers * DTYPES[profile.dtype].itemsize))
 
 
 class Counts:
@@ -115,6 +128,14 @@ class CacheTier(Tier, Protocol):
         ...
 
     def unpin(self, keys: Collection[str]) -> None: ...
+
+    def takes(self, key: str, extent: Extent) -> bool:
+        """Whether it is worth reading this key to offer it: False for a pin that has no room, which is counted."""
+        ...
+
+    def refused(self) -> set[str]:
+        """The pinned keys that are not here for want of room."""
+        ...
 
 
 class _TooLarge(Exception):

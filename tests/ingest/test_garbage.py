@@ -299,3 +299,24 @@ def test_references_are_counted_by_asking(work, stored):
     receipt = work.deleter.document("t1", work.document(corpus, "copy.txt").id)
     assert (receipt["kv_objects"], receipt["kv_kept"]) == (0, 3)
     assert verify(work).unrepaired == 0
+
+
+@pytest.mark.parametrize("hours", [25, -25])
+def test_a_clock_that_jumps_takes_nothing_in_use_and_leaves_nothing_for_ever(work, stored, hours, monkeypatch):
+    work.ingest(work.corpus("fresh"), {"new.txt": paragraphs(2, tag="new")})
+    fresh = compute(work)
+    with work.catalogue.write() as session:
+        session.execute(update(KVObject).where(KVObject.key == fresh[0]).values(status="leased"))  # its object came first
+    orphan = kv_name("ab" * 32)
+    work.objects.put(orphan, [b"lost"])
+    age(work, orphan)
+    in_use = set(work.objects.list("")) - {orphan}
+    real, jumped = time.time, [hours * 3600.0]
+    monkeypatch.setattr(time, "time", lambda: real() + jumped[0])
+    collect_all(work)
+    work.objects.sweep(DAY)
+    assert in_use <= set(work.objects.list(""))
+    assert verify(work).unrepaired == 0
+    jumped[0] = 0.0  # the clock is right again
+    collect_all(work)
+    assert set(work.objects.list("")) == in_use

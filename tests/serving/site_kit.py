@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from fixtures_work import Work, make_work, paragraphs
 from sqlalchemy import select
 
 from ingest.site_sync import SiteSync
+from storage.catalogue.kept import Kept
 from storage.catalogue.schema import ChunkRow, Corpus, Document, KVObject, SiteLink
 from storage.format import encode
 from storage.kvstore import KVStore
@@ -85,6 +86,7 @@ class Child:
     clock: Clock
     sync: SiteSync
     local: ObjectStore
+    kept: Kept
     forgotten: list[str] = field(default_factory=list)
 
     def ingest(self, files: dict[str, str | bytes], name: str = "c") -> Corpus:
@@ -97,7 +99,7 @@ class Child:
         """Stand in for the child's KV worker, which has asked the parent."""
         with self.work.catalogue.write() as session:
             for row in session.scalars(select(KVObject).where(KVObject.status == "pending")):
-                row.status = "done"
+                row.status, row.bytes = "done", sum(map(len, encode(record(row.key))))
 
     def read(self, key: str) -> Any:
         return self.store.get(key, PROFILE)
@@ -122,8 +124,10 @@ def register(site: Site, name: str = "edge", corpora: list[str] | None = None) -
 
 
 @contextmanager
-def child_of(site: Site, folder: Path, key: SiteKey, url: str = "") -> Iterator[Child]:
-    """`url`: the way to the parent, if it is not the parent's own."""
+def child_of(
+    site: Site, folder: Path, key: SiteKey, url: str = "", budget: Callable[[], int | None] = lambda: None
+) -> Iterator[Child]:
+    """`url`: the way to the parent, if it is not the parent's own; `budget`: bytes of the parent's objects that it keeps."""
     folder.mkdir(exist_ok=True)
     work, clock = make_work(folder), Clock()
     peer = PeerStore(url or site.url, key, read_s=5)
@@ -133,10 +137,14 @@ def child_of(site: Site, folder: Path, key: SiteKey, url: str = "") -> Iterator[
             row = session.get(KVObject, key)
         return row is not None and row.status != "purge"
 
-    objects = ReadThrough(work.objects, peer, needed)
+    def evict(keys: Sequence[str]) -> list[str]:
+        return [name.rpartition("/")[2] for name in work.objects.delete_many([object_name(key) for key in keys])]
+
+    kept = Kept(work.catalogue, budget, evict)
+    objects = ReadThrough(work.objects, peer, needed, kept)
     store = KVStore(objects, 0)
     sync = SiteSync(work.catalogue, peer, key, store.delete, objects.pull, LEASE, EXCHANGE, clock)
-    yield Child(work, key, peer, store, objects, clock, sync, work.objects)
+    yield Child(work, key, peer, store, objects, clock, sync, work.objects, kept)
     peer.close()
     work.catalogue.close()
 

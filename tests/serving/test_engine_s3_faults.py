@@ -104,7 +104,7 @@ def test_a_write_that_fails_is_not_acknowledged_and_a_later_one_is_as_good(site:
     assert site.said_with((0, 1, 2)) == whole
 
 
-@pytest.mark.parametrize("fault", [403, 500, 503, "reset", "stall"])
+@pytest.mark.parametrize("fault", [403, 404, 500, 503, "reset", "stall", "error-200"])
 def test_a_deletion_that_fails_is_owed_and_a_later_one_deletes(site: S3Site, fault: int | str) -> None:
     keys = [str(chunk.kv_key) for chunk in site.chunks]
     whole, full = site.said_with((0, 1, 2)), site.answer(method="full").text

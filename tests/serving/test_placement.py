@@ -20,11 +20,24 @@ from storage.format import encode
 from storage.kvstore import KVStore
 from storage.policy.file import PolicyFile
 from storage.tier_control import ChainControl
-from storage.tiers.disk import DiskTier
+from storage.tiers.disk import BLOCK, DiskTier
+from storage.tiers.types import Extent
 from storage.types import KVProfile, KVRecord
 
 PROFILE = KVProfile("m", "w", "t", "f", "filler:0:", "raw", "float32", layers=1, kv_heads=1, head_dim=16)
 OBJECT = sum(map(len, encode(KVRecord("0" * 64, PROFILE, (1, 2, 3, 4), torch.zeros(1, 2, 1, 4, 16)))))  # bytes of each
+
+
+class Counting(FolderStore):
+    """A home that notes what is read of it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read: list[str] = []
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        self.read.append(name)
+        return super().read_into(name, buffer, offset)
 
 
 class House:
@@ -35,10 +48,10 @@ class House:
         self.path = folder / "policy.yaml"
         self.path.write_text("")
         self.now, self.ticks = time.time(), 0.0
-        self.objects = FolderStore(folder / "kv")
+        self.objects = Counting(folder / "kv")
         self.store = KVStore(self.objects, memory_bytes=5 * OBJECT, disk=disk)
         self.policy = PolicyFile(self.path, self._later)
-        self.tiers = ChainControl(self.store.chain, lambda keys: {PROFILE: list(keys)})
+        self.tiers = ChainControl(self.store.chain, lambda keys: {PROFILE: dict.fromkeys(keys, Extent(OBJECT, OBJECT))})
         self.placement = Placement(self.work.catalogue, self.policy, self.tiers, lambda: self.now)
 
     def _later(self) -> float:
@@ -144,6 +157,44 @@ def test_more_pins_than_room_keep_what_fits_and_the_budget(house: House) -> None
     assert house.store.counters()["memory_bytes"] <= 5 * OBJECT
 
 
+def three_passes(house: House, rules: str) -> list[int]:
+    """How often the home was read by each of three looks at the rules."""
+    counts = []
+    for act in (lambda: house.says(rules), house.pass_over, house.pass_over):
+        before = len(house.objects.read)
+        act()
+        assert house.store.chain.flush(20)
+        counts.append(len(house.objects.read) - before)
+    return counts
+
+
+def test_pins_that_do_not_fit_are_not_read_from_home_at_every_look(house: House) -> None:
+    house.add("c", *MANY)
+    assert three_passes(house, "rules:\n- {pin: memory}\n") == [5, 0, 0], "what fits, once; the other three never"
+    assert len(house.tiers.refused("memory")) == 3
+    counted = house.store.chain.counters()["memory"]
+    assert (counted["pins_without_room"], counted["pins_refused"]) == (3, 3), "each once, and not at every look"
+    house.says('rules:\n- {match: {path: "other/[0-4]*"}, pin: memory}\n')
+    assert house.in_memory() == {f"other/{number}.txt" for number in range(5)}, "there is room for them now"
+    assert house.tiers.refused("memory") == set()
+
+
+def test_a_pin_that_turned_out_larger_than_it_was_said_to_be_is_read_once(house: House) -> None:
+    house.add("c", *MANY)
+    house.store.chain._memory._ledger.capacity += OBJECT // 2  # room for one more, if it were as small as is said
+    house.tiers._by_profile = lambda keys: {PROFILE: dict.fromkeys(keys, Extent(1, 1))}
+    assert three_passes(house, "rules:\n- {pin: memory}\n") == [8, 0, 0]
+    assert len(house.tiers.refused("memory")) == 3
+
+
+def test_a_tier_without_a_budget_is_asked_for_nothing(tmp_path: Path) -> None:
+    store = KVStore(FolderStore(tmp_path))
+    tiers = ChainControl(store.chain, lambda keys: pytest.fail("nothing is to be read"))
+    assert tiers.tiers == ()
+    tiers.pin("memory", {"0" * 64})
+    assert tiers.prefetch("memory", {"0" * 64}) == 0
+
+
 def test_what_was_used_is_kept_for_as_long_as_its_rule_says(house: House) -> None:
     house.add("c", "a.txt", "b.txt", *MANY)
     house.says('rules:\n- {match: {path: "a.txt"}, keep: {for: 2h}}\n')
@@ -232,6 +283,7 @@ def test_a_tier_that_the_process_has_not_is_passed_over(house: House) -> None:
     house.pass_over()
     assert house.placement.told()["vs_t1_c"]["pin"] == {"rule-1": 1}
     assert house.placement.pinned("memory") == frozenset()
+    assert house.placement.pinned("disk") == frozenset()
 
 
 def test_a_store_that_is_away_delays_a_pin_and_does_not_lose_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,6 +325,19 @@ def on_disk(house: House) -> dict[str, str]:
     query = select(Document.path, ChunkRow.kv_key).join(ChunkRow, ChunkRow.document_id == Document.id)
     with house.work.catalogue.read() as session:
         return {path: codecs[str(key)] for path, key in session.execute(query) if key in codecs}
+
+
+def test_pins_that_do_not_fit_on_the_disk_are_not_read_again_in_whatever_codec(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "cache", 3 * BLOCK)
+    house = House(tmp_path, disk)
+    house.add("c", *MANY)
+    assert house.store.chain.flush(20)
+    house.store.forget([house.key(path) for path in MANY])
+    assert three_passes(house, "rules:\n- {pin: disk, codec: {disk: int8}}\n") == [3, 0, 0]
+    assert len(house.tiers.refused("disk")) == 5
+    assert sorted(on_disk(house).values()) == ["int8"] * 3
+    house.work.catalogue.close()
+    disk.close()
 
 
 def test_copies_on_disk_are_in_the_codec_that_their_documents_rule_says(disked: House) -> None:
@@ -320,3 +385,34 @@ def test_rules_about_use_change_the_codec_of_copies_with_time(disked: House) -> 
     disked.now += 8 * 86400
     disked.placement.tick()
     assert on_disk(disked) == {"a.txt": "int4"}
+
+
+# --- a clock that jumps ---
+
+
+@pytest.mark.parametrize("hours", [25, -25])
+def test_a_clock_that_jumps_lets_no_pin_go_and_stops_no_look(house: House, hours: int) -> None:
+    house.add("c", "hot/a.txt", "kept.txt", *MANY[:5])
+    house.now = at("2026-11-27 12:00")
+    house.says(
+        'rules:\n- {match: {path: "hot/*"}, pin: memory}\n- {match: {path: "kept.txt"}, keep: {for: 2h}}\n'
+        '- {match: {path: "other/0*"}, prefetch: every day at 13:00 Europe/Berlin}\n'
+    )
+    house.use("kept.txt")
+    house.placement.tick()
+    assert house.key("kept.txt") in house.placement.pinned("memory")
+    house.now += hours * 3600
+    house.placement.tick()
+    house.flood()
+    assert "hot/a.txt" in house.in_memory()
+    house.add("d", "hot/new.txt")
+    house.pass_over()
+    assert "hot/new.txt" in house.in_memory(), "the next look comes when it would have come"
+    house.store.forget([house.key("other/0.txt")])
+    house.now = at("2026-11-28 13:00" if hours > 0 else "2026-11-26 13:00")
+    house.placement.tick()
+    house.store.forget([house.key("other/0.txt")])
+    house.now += 86400
+    house.placement.tick()
+    assert "other/0.txt" in house.in_memory(), "tomorrow's time is not the day after tomorrow's"
+    assert house.key("kept.txt") not in house.placement.pinned("memory"), "a hold ends as long after the use as it is said"

@@ -81,7 +81,7 @@ def test_rules_hold_from_ingest_to_the_answer_and_its_cost(shared: Shared, tmp_p
         assert result["preread"]["tokens_compiled"] > 0
         assert result["preread"]["gpu_seconds_saved"] > 0, "the speed is measured at ingest"
         [held] = service.call("GET", "/storage")["corpora"]
-        assert held["tiers"]["memory"] == {**held["tiers"]["object"], "pinned": 1, "codecs": {}}
+        assert held["tiers"]["memory"] == {**held["tiers"]["object"], "pinned": 1, "rules": {"pin": {"hot": 1}}}
         assert held["tiers"]["object"]["pinned"] == 0
         assert held["not_stored"] == {"secret": 1}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from storage.folder import FolderStore
 from storage.kvstore import KVStore
 from storage.policy import file as policy_file
 from storage.tier_control import ChainControl
-from storage.tiers.types import Copy
+from storage.tiers.disk import DiskTier
+from storage.tiers.types import Copy, Extent
 from storage.types import KVProfile, KVRecord
 
 RULES = """
@@ -36,6 +37,14 @@ def ruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with running_site(tmp_path) as made:
         made.work.policy = made.parts.placement.policy.current()
         yield made
+
+
+UNSAID: dict[str, Any] = {"refused": 0, "codecs": {}, "rules": {}}
+
+
+def by_profile(keys: Collection[str]) -> dict[KVProfile, dict[str, Extent]]:
+    profile = KVProfile("m", "w", "t", "f", "c", "raw", "float32", layers=1, kv_heads=1, head_dim=16)
+    return {profile: dict.fromkeys(keys, Extent(1000, 1000))}
 
 
 def storage(site: Site, key: str | None = None) -> dict[str, Any]:
@@ -59,7 +68,8 @@ def test_it_says_what_lies_where_why_and_what_it_costs_and_saves(ruled: Site) ->
     found = storage(ruled)["terms"]
     with ruled.parts.catalogue.read() as session:
         objects = session.scalar(select(func.count()).select_from(KVObject).where(KVObject.status == "done"))
-    assert found["tiers"]["object"] == {"chunks": objects, "bytes": 10 * objects, "pinned": 0}, "ten bytes each, copies once"
+    held = {"chunks": objects, "bytes": 10 * objects, "pinned": 0}
+    assert found["tiers"]["object"] == {**held, **UNSAID}, "ten bytes each, copies once"
     assert found["rules"]["pin"] == {"hot": 3}
     assert found["rules"]["replicate"] == {"hot": 3}
     assert found["rules"]["store"] == {"secret": 1, "default": 2}
@@ -94,6 +104,41 @@ def test_it_says_which_copies_came_through_another_codec_and_the_bytes_they_take
     assert f"{held['codecs']['int8']} through int8" in shown
     owner = f'corpus="{corpus}",tenant="default"'
     assert metrics(ruled)[f'preread_stored_bytes{{{owner},tier="memory"}}'] == count * kv.nbytes
+
+
+def test_each_tier_says_which_rules_speak_of_it_and_of_no_other(ruled: Site, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("""
+rules:
+  - {name: hot, match: {path: "hot/*"}, pin: memory, codec: {store: int8}}
+  - {name: near, match: {path: "hot/*"}, keep: {tier: disk, for: 1h}, codec: {disk: int4}}
+  - {name: dawn, match: {path: "dawn/*"}, prefetch: {at: every day at 07:45, tier: disk}}
+""")
+    ruled.corpus_of("terms", {"hot/a.txt": TEXT, "dawn/b.txt": f"dawn {TEXT}", "c.txt": f"other {TEXT}"})
+    disk = DiskTier(tmp_path / "cache", 1 << 20)
+    chain = KVStore(FolderStore(tmp_path / "copies"), memory_bytes=100, disk=disk).chain
+    ruled.parts.placement.tiers = ChainControl(chain, by_profile)
+    ruled.parts.placement.tick()
+    assert chain.flush(20)
+    tiers = storage(ruled)["terms"]["tiers"]
+    assert tiers["object"]["rules"] == {"codec": {"hot": 1}}
+    assert tiers["memory"]["rules"] == {"pin": {"hot": 1}}
+    assert tiers["disk"]["rules"] == {"keep": {"near": 1}, "disk_codec": {"near": 1}, "prefetch": {"dawn": 1}}
+    pinned = tiers["memory"]["pinned"]
+    assert tiers["memory"]["refused"] == pinned > 0, "100 bytes have room for none"
+    assert tiers["disk"]["refused"] == 0
+    shown = _storage({"corpora": [storage(ruled)["terms"]], "policy": {"status": "ok"}})
+    why = {line.split()[1]: line for line in shown.splitlines() if line.startswith("terms ")}
+    assert why["object"].endswith("default, codec by hot")
+    assert why["memory"].endswith(f"pin by hot, no room for {pinned} pinned")
+    assert set(why["disk"].split("  ")[-1].strip().split(", ")) == {"keep by near", "codec by near", "prefetch by dawn"}
+    (tmp_path / "policy.yaml").write_text("rules:\n- {name: all, codec: {store: int8, disk: int4}}\n")
+    ruled.parts.placement.tick()
+    shown = _storage({"corpora": [storage(ruled)["terms"]], "policy": {"status": "ok"}})
+    why = {line.split()[1]: line for line in shown.splitlines() if line.startswith("terms ")}
+    assert why["object"].split("  ")[-1].strip() == "codec by all", "no document is as it would be without rules"
+    assert why["memory"].endswith("used lately")
+    assert why["disk"].endswith("used lately, codec by all")
+    disk.close()
 
 
 def test_each_admin_sees_only_what_is_theirs(ruled: Site) -> None:

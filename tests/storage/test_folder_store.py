@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tier_kit import on_small_disk
 
 from storage.errors import StorageUnavailable
 from storage.folder import FolderStore
@@ -243,3 +245,54 @@ def test_trouble_while_a_new_object_is_stored_is_no_answer(tmp_path, monkeypatch
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(StorageUnavailable):
         FolderStore(tmp_path).put_new("note", [b"one"])
+
+
+FULL_DISK = """
+import json, sys
+from pathlib import Path
+from storage.errors import StorageUnavailable
+from storage.folder import FolderStore
+
+root = Path(sys.argv[1])
+store = FolderStore(root)
+size, stored, refused = 10_000, {}, 0
+
+def data(number):
+    return bytes([number % 251]) * size
+
+def whole():
+    again = FolderStore(root)  # as a process that starts now finds it
+    for number in stored:
+        buffer = bytearray(size + 1)
+        assert again.read_into(f"kv/ab/{number:04x}", memoryview(buffer)) == size, number
+        assert buffer[:size] == data(number), number
+    assert sorted(again.list("")) == sorted(f"kv/ab/{number:04x}" for number in stored)
+
+for number in range(60):
+    try:
+        stored[number] = store.put(f"kv/ab/{number:04x}", [data(number)[:4_000], data(number)[4_000:]])
+    except StorageUnavailable:
+        refused += 1
+whole()
+for number in stored:  # over what is there
+    try:
+        store.put(f"kv/ab/{number:04x}", [data(number)])
+    except StorageUnavailable:
+        refused += 1
+whole()
+left = [path.name for path in store._temp.iterdir()]
+for number in list(stored)[:3]:
+    assert store.delete(f"kv/ab/{number:04x}")
+    del stored[number]
+for number in range(100, 102):
+    stored[number] = store.put(f"kv/ab/{number:04x}", [data(number)])
+whole()
+print(json.dumps({"stored": len(stored), "refused": refused, "left": left}))
+"""
+
+
+def test_a_disk_that_is_full_refuses_what_is_new_and_keeps_what_it_has_acknowledged(tmp_path: Path) -> None:
+    found = json.loads(on_small_disk(tmp_path, 256, FULL_DISK))
+    assert found["stored"] > 10
+    assert found["refused"] > 30
+    assert found["left"] == [], "what could not be written takes no room"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import mmap
 import struct
 import tracemalloc
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from kv_samples import PROFILE, record, same, to_buffer
 
 from storage.codecs import CODECS
-from storage.format import DTYPES, decode, encode
+from storage.format import DTYPES, Layers, decode, encode, open_layers
 from storage.types import KVRecord, Miss
 
 GOLDEN = Path(__file__).parent / "golden" / "kv-object-1.bin"
@@ -363,3 +364,40 @@ def test_every_codec_refuses_sections_that_are_no_layers(name):
 def test_the_table_of_codecs_cannot_be_changed():
     with pytest.raises(TypeError):
         CODECS["mine"] = CODECS["raw"]  # type: ignore[index]
+
+
+# --- memory-mapped, as another program may read it ---
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_a_layer_is_read_over_a_memory_map_of_the_file(tmp_path: Path, codec: str, dtype: str) -> None:
+    whole = record(tokens=5, profile=dataclasses.replace(PROFILE, codec=codec, dtype=dtype))
+    (tmp_path / "object").write_bytes(b"".join(encode(whole)))
+    with (tmp_path / "object").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        view = memoryview(mapped)
+
+        def read_into(buffer: memoryview, offset: int) -> int:
+            piece = view[offset : offset + len(buffer)]
+            buffer[: len(piece)] = piece
+            return len(piece)
+
+        opened = open_layers(read_into, len(mapped), whole.key, whole.profile)
+        assert isinstance(opened, Layers)
+        decoded = decode(to_buffer(bytes(mapped)), whole.key, whole.profile)
+        assert isinstance(decoded, KVRecord)
+        assert opened.token_ids() == whole.token_ids
+        for number, expected in enumerate(decoded.kv):
+            layer = opened.layer(number)
+            assert isinstance(layer, torch.Tensor)
+            assert torch.equal(layer, expected)
+        starts = [opened.start + section.offset for section in opened.sections]
+        assert all(start % 64 == 0 for start in starts), "a map begins at a page, so every section is aligned in memory"
+        if codec == "raw":  # numbers in place: no byte is copied
+            for number, start in enumerate(starts[1:]):
+                length = whole.kv[number].numel()
+                there = torch.frombuffer(view, dtype=DTYPES[dtype], count=length, offset=start)
+                assert there.data_ptr() % 64 == 0
+                assert torch.equal(there.view(whole.kv[number].shape), whole.kv[number])
+                del there
+        view.release()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kv_samples import record, same, to_buffer
-from tier_kit import cached_file, home_of
+from tier_kit import cached_file, extents, home_of
 
 from storage.codecs import CODECS
 from storage.format import decode, encode, is_whole, profile_of
@@ -107,7 +107,7 @@ def test_a_copy_says_through_which_codec_it_came_wherever_it_moves(tmp_path: Pat
         assert chain.flush(20)
 
     chain.keep_as({KEYS[0]: "int8"})
-    chain.prefetch("disk", KEYS[:1], WIDE)
+    chain.prefetch("disk", extents(KEYS[:1]), WIDE)
     assert chain.flush(20)
     read(KEYS[0])
     assert chain.held("device")[KEYS[0]].codec == "int8", "from the disk"

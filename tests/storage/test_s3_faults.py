@@ -122,6 +122,25 @@ def test_a_stalled_server_holds_nobody_past_the_deadline(server, connect):
     assert store.counters()["miss_timeout"] == 9
 
 
+@pytest.mark.parametrize("fault", [404, "error-200"])
+def test_an_error_that_looks_like_an_answer_neither_stores_nor_deletes_nor_lists_anything(server, connect, fault):
+    """Taken for answers, they would say: stored; deleted; and that nothing is there, so that all is owed again."""
+    server.always = fault
+    objects = connect()
+    for act in (
+        lambda: KVStore(objects).put(RECORD),
+        lambda: KVStore(objects).delete([RECORD.key]),
+        lambda: objects.delete_many([f"kv/ab/{number}" for number in range(1200)]),
+        lambda: list(objects.list("kv/")),
+        lambda: list(objects.entries("kv/")),
+        lambda: objects.sweep(60),
+    ):
+        with pytest.raises(StorageUnavailable) as caught:
+            act()
+        assert caught.value.__cause__ is None
+        assert all(word not in str(caught.value) for word in ("hush", "AKIA", "127.0.0.1"))
+
+
 @pytest.mark.parametrize("fault", [403, 500, 503, "reset", "stall"])
 def test_writing_deleting_and_listing_raise_our_error_and_tell_no_secrets(server, connect, fault):
     server.always = fault

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from datetime import datetime, timedelta
 
 import pytest
 from kv_samples import record, same
@@ -131,6 +132,22 @@ def test_a_writer_that_is_killed_leaves_no_half_and_what_it_left_is_swept(s3_sto
         assert uploads(s3_store) == 0
     if multipart_from == 10 * MIB:
         assert left >= 1, "no writer was killed in the middle of an upload"
+
+
+@pytest.mark.parametrize("hours", [25, -25])
+def test_a_sweep_goes_by_the_servers_clock_however_this_machines_has_jumped(s3_store, monkeypatch, hours):
+    class Jumped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    monkeypatch.setattr(s3_upload, "datetime", Jumped)
+    begun = s3_store._client.create_multipart_upload(Bucket=s3_store._bucket, Key=s3_store._key("o/large"))
+    assert s3_store.sweep(older_than_s=24 * 3600) == 0, "its writer lives"
+    assert uploads(s3_store) == 1
+    assert s3_store.sweep(older_than_s=-5) == 1, "and one that is old by the server's clock is found at once"
+    assert uploads(s3_store) == 0
+    assert begun["UploadId"]
 
 
 RIVALS = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kv_samples import PROFILE, same
-from tier_kit import KEYS, RECORDS, SIZE, home_of
+from tier_kit import KEYS, RECORDS, SIZE, extents, home_of
 
 from storage.errors import StorageUnavailable
 from storage.folder import FolderStore
@@ -291,13 +291,13 @@ def test_prefetch_fills_one_tier_with_verified_copies(gate: Gate, disk: DiskTier
     gate.go.set()
     gate.put(object_name(KEYS[2]), [b"damaged"])
     store = KVStore(gate, memory_bytes=1 << 20, disk=disk)
-    assert store.chain.prefetch("disk", KEYS[:4], PROFILE) == 4
+    assert store.chain.prefetch("disk", extents(KEYS[:4]), PROFILE) == 4
     assert store.chain.flush(20)
     assert store.chain.keys("disk") == [KEYS[0], KEYS[1], KEYS[3]]
     assert store.keys_in_memory() == []
     reads = len(gate.reads)
-    assert store.chain.prefetch("memory", KEYS[:2], PROFILE) == 2
-    assert store.chain.prefetch("disk", KEYS[:2], PROFILE) == 2
+    assert store.chain.prefetch("memory", extents(KEYS[:2]), PROFILE) == 2
+    assert store.chain.prefetch("disk", extents(KEYS[:2]), PROFILE) == 2
     assert store.chain.flush(20)
     assert store.keys_in_memory() == KEYS[:2]
     assert len(gate.reads) == reads, "memory is filled from the disk, and the disk has them"
@@ -309,7 +309,7 @@ def test_pins_and_unknown_tiers(gate: Gate, tmp_path: Path) -> None:
     disk = DiskTier(tmp_path / "small", 3 * SIZE)
     store = KVStore(gate, disk=disk)
     store.chain.pin("disk", KEYS[:2])
-    store.chain.prefetch("disk", KEYS[:8], PROFILE)
+    store.chain.prefetch("disk", extents(KEYS[:8]), PROFILE)
     assert store.chain.flush(20)
     assert {*KEYS[:2]} < {*store.chain.keys("disk")}
     store.chain.unpin("disk", KEYS[:2])
@@ -317,7 +317,7 @@ def test_pins_and_unknown_tiers(gate: Gate, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no tier 'tape'"):
             act("tape", KEYS)
     with pytest.raises(ValueError, match="memory, disk"):
-        store.chain.prefetch("store", KEYS, PROFILE)
+        store.chain.prefetch("store", extents(KEYS), PROFILE)
     disk.close()
 
 

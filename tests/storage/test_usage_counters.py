@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from storage.catalogue import holdings
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
-from storage.catalogue.facts import codecs_of, facts_of, page_of
+from storage.catalogue.facts import StoredChunk, facts_of, page_of, stored_chunks
 from storage.catalogue.holdings import Holding
 from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentUse, KVObject, Tenant, UsageDay
 from storage.catalogue.usage import add_usage, add_uses, forget_uses
@@ -106,7 +106,7 @@ def test_what_is_stored_is_counted_once_in_each_corpus(catalogue: Catalogue) -> 
         assert holdings.stored(session, ChunkRow.corpus_id == "vs_two") == {("t", "vs_two"): Holding(1, 100)}
         assert holdings.of_keys(session, {"k2", "k3", "unknown"}) == {("t", "vs_one"): Holding(1, 20)}
         assert holdings.kept_out(session) == {"vs_two": {"secret": 1}}
-        assert codecs_of(session, ["k2"]) == {"k2": None}
+        assert stored_chunks(session, ["k2", "unknown"]) == {"k2": StoredChunk(None, 1, 20, 1.0)}
 
 
 def test_speed_is_what_was_compiled_over_how_long_it_took(catalogue: Catalogue) -> None:

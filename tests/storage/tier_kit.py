@@ -17,7 +17,7 @@ from storage.format import encode
 from storage.tiers.disk import DiskTier
 from storage.tiers.records import RecordTier
 from storage.tiers.store import object_name
-from storage.tiers.types import CacheTier, Copy
+from storage.tiers.types import CacheTier, Copy, Extent
 from storage.types import KVRecord
 
 RECORDS = [record(tokens=200 + number % 3, seed=number) for number in range(24)]
@@ -33,6 +33,11 @@ TIERS: Mapping[str, Callable[[Path, int], CacheTier]] = {
     "device": lambda folder, room: RecordTier("device", room * KV_SIZE, "cpu"),
     "disk": lambda folder, room: DiskTier(folder / "cache", room * SIZE),
 }
+
+
+def extents(keys: Sequence[str]) -> dict[str, Extent]:
+    """What to prefetch, of any of the records."""
+    return dict.fromkeys(keys, Extent(SIZE, KV_SIZE))
 
 
 def always() -> bool:

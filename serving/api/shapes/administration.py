@@ -103,19 +103,23 @@ class Balance(BaseModel):
 
 
 class Tier(BaseModel):
-    """`codecs`: copies that came through another codec than the object's; not of the tier that holds everything."""
+    """`refused`: pinned chunks that find no room; `codecs`: copies that came through another codec than the object's; `rules`:
+    those that bring chunks into this tier or choose their codec there, and of how many documents."""
 
     chunks: Count
     bytes: Count
     pinned: Count
-    codecs: Annotated[dict[str, int], Field(examples=[{"int8": 3}])] = {}
+    refused: Count
+    codecs: Annotated[dict[str, int], Field(examples=[{"int8": 3}])]
+    rules: Annotated[dict[str, dict[str, int]], Field(examples=[{"pin": {"hot": 3}}])]
 
 
 class CorpusStorage(Balance):
     corpus_id: Id
     name: Name
     tiers: Annotated[
-        dict[str, Tier], Field(examples=[{"object": {"chunks": 12, "bytes": 1200, "pinned": 0, "codecs": {}}}])
+        dict[str, Tier],
+        Field(examples=[{"object": {"chunks": 12, "bytes": 1200, "pinned": 0, "refused": 0, "codecs": {}, "rules": {}}}]),
     ]
     rules: Annotated[dict[str, dict[str, int]], Field(examples=[{"pin": {"hot": 3}}])]
     not_stored: Annotated[dict[str, int], Field(examples=[{"drafts": 2}])]
