@@ -123,7 +123,8 @@ def lock_job(session: Session, job_id: str) -> Job | None:
 
 
 def is_planned(job: Job) -> bool:
-    return job.type != "sync" or job.stage != "fetch"
+    """Whether all its files are known: until then nobody works on any of them."""
+    return job.stage != "fetch"
 
 
 def advance(session: Session, job_id: str, stage: str) -> None:

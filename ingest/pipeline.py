@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePosixPath
+from typing import BinaryIO
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -42,6 +47,8 @@ from storage.tracing import span
 from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text, indexed_text
 
 REMEMBERED = 1000  # jobs whose stage is known
+LONG_TEXT = 1 << 20  # characters; what is longer takes a while to be cut
+UNPACKERS = 8  # archives that are unpacked at once, at most; a worker takes fewer
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,20 @@ class Pipeline:
     def embedding(self) -> EmbedQueue:
         return EmbedQueue(self.embedder)
 
+    @cached_property
+    def unpackers(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(UNPACKERS, thread_name_prefix="unpack")
+
+    @cached_property
+    def cutters(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="cut")
+
     def process(self, lease: FileLease) -> None:
         """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
         self.begin(lease).finish()
 
     def begin(self, lease: FileLease) -> FileRun:
-        """Fetch and parse the file; what is left to do may be done in another thread."""
+        """Fetch and parse the file, or begin to unpack it; what is left to do may be done in another thread."""
         return FileRun(self.catalogue, lease, self.lease_seconds, lambda hold: self._first(lease, hold), self.stopping)
 
     # --- the run ---
@@ -99,7 +114,7 @@ class Pipeline:
     def _first(self, lease: FileLease, hold: Hold) -> Rest | None:
         reindexer = self.reindexer
         if reindexer is not None and reindexer.takes(lease):
-            return Rest(lambda: reindexer.run(lease, hold))
+            return _in_steps(reindexer.run(lease, hold))
         work = self._load(lease)
         if work is None:
             end_file(self.catalogue, lease, lambda session, row: finish(session, row, "done"))
@@ -129,20 +144,55 @@ class Pipeline:
         done_hash = self.done_hash(file.sha256, work.path, work.corpus.conditioning)
         if work.document.done_hash == done_hash and self._keep(lease, file, done_hash):
             return None
-        with open_file(self.objects, file) as stream:
+        with ExitStack() as opened:
+            stream = opened.enter_context(open_file(self.objects, file))
             self._stage(lease, "extract", hold)
             if is_archive(stream):
-                found = unpack(self.catalogue, self.objects, lease.tenant_id, work.path, stream, hold.check)
-                return Rest(
-                    lambda: self._commit_archive(lease, file, done_hash, found),
-                    lambda: drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values()),
-                )
+                return self._unpack(lease, work, file, done_hash, hold, stream, opened.pop_all())
             if file.bytes > self.max_bytes:
                 raise FileError(f"the file has {file.bytes:,} bytes, and {self.max_bytes:,} are read at most", code="too_large")
             data = stream.read()
             with span("ingest.parse", {"preread.bytes": len(data)}):
                 parsed = self.parser.parse(data, work.path, hold.check)
-            return Rest(lambda: self._cut(lease, work, file, parsed, done_hash, hold), size=len(parsed.text))
+            part = partial(self._cut, lease, work, file, parsed, done_hash, hold)
+            size = len(parsed.text)
+            return Rest(part, size=size) if size <= LONG_TEXT else Rest(partial(self._beside, part, size), size=size, slow=True)
+
+    def _beside(self, part: Callable[[], Rest], size: int) -> Rest:
+        """Do the next part of a run in a thread of its own, since it takes long: others are worked on meanwhile."""
+
+        def undo() -> None:
+            done.add_done_callback(lambda _: done.exception() or done.result().undo())
+
+        done = self.cutters.submit(copy_context().run, part)
+        return Rest(lambda: done.result(), undo, done, size, slow=True)
+
+    def _unpack(
+        self, lease: FileLease, work: Work, file: File, done_hash: str, hold: Hold, stream: BinaryIO, opened: ExitStack
+    ) -> Rest:
+        """Unpack an archive in a thread of its own, since it may hold ten thousand files: others are worked on meanwhile."""
+        found, unwanted = Unpacked(), threading.Event()
+
+        def check() -> None:
+            hold.check()
+            if unwanted.is_set():
+                raise Cancelled("the archive is wanted no more")
+
+        def run() -> None:
+            with opened, span("ingest.unpack", {"preread.bytes": file.bytes}):
+                unpack(self.catalogue, self.objects, lease.tenant_id, work.path, stream, check, found)
+
+        def commit() -> None:
+            unpacked.result()
+            self._commit_archive(lease, file, done_hash, found)
+
+        def undo() -> None:
+            unwanted.set()
+            wait((unpacked,))
+            drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values())
+
+        unpacked = self.unpackers.submit(copy_context().run, run)
+        return Rest(commit, undo, unpacked, slow=True)
 
     def _cut(self, lease: FileLease, work: Work, file: File, parsed: ParsedDocument, done_hash: str, hold: Hold) -> Rest:
         """Cut the document, and ask for its vectors; they are computed beside those of other files."""
@@ -152,7 +202,7 @@ class Pipeline:
         if not chunks:
             raise FileError("the file holds no text", code="no_text_extracted")
         self._stage(lease, "embed", hold)
-        asked, warnings = self._ask(chunks, work.path), parsed.warnings
+        asked, warnings = self._ask(lease, chunks, work.path), parsed.warnings
 
         def end() -> None:
             with span("ingest.embed", {"preread.chunks": len(chunks)}):
@@ -235,9 +285,10 @@ class Pipeline:
             self._stages.clear()
         self._stages[lease.job_id] = reached
 
-    def _ask(self, chunks: Sequence[Chunk | ChunkRow], path: str) -> Asked:
+    def _ask(self, lease: FileLease, chunks: Sequence[Chunk | ChunkRow], path: str) -> Asked:
         """Have a vector computed for each chunk."""
-        return self.embedding.ask([embedded_text(self.embedder, c.text, c.headings, path) for c in chunks])
+        texts = [embedded_text(self.embedder, chunk.text, chunk.headings, path) for chunk in chunks]
+        return self.embedding.ask(texts, lease.tenant_id)
 
     def _commit_archive(self, lease: FileLease, file: File, done_hash: str, found: Unpacked) -> None:
         """End an archive: it has no chunks itself, and its files are in the job from now on."""
@@ -257,9 +308,21 @@ class Pipeline:
             finish(session, row, "done")
         self._clean_up(lease.tenant_id, [old_file] if old_file != file.id else [])
 
-    def _rename(self, lease: FileLease, hold: Hold) -> None:
+    def _rename(self, lease: FileLease, hold: Hold) -> Rest | None:
         """Move a document to its new path; its chunks and their KV stay as they are, and are found by the new name."""
-        named = self._named_anew(lease, hold)
+        path, chunks = self._named_anew(lease)
+        if not chunks:
+            return self._move(lease, [])
+        asked = self._ask(lease, chunks, path)
+
+        def end() -> None:
+            texts = [indexed_text(chunk.text, chunk.headings, path) for chunk in chunks]
+            rows = zip(chunks, texts, asked.result(hold.check), strict=True)
+            self._move(lease, [(chunk.id, text, vector) for chunk, text, vector in rows if vector is not None])
+
+        return Rest(end, asked.drop, asked.done, sum(len(chunk.text) for chunk in chunks))
+
+    def _move(self, lease: FileLease, named: list[tuple[int, str, list[float]]]) -> None:
         with self.catalogue.write() as session:
             row, document = self._locked(session, lease)
             taken = select(Document.id).where(
@@ -275,18 +338,15 @@ class Pipeline:
             finish(session, row, "done")
             settle(session, lease.job_id)
 
-    def _named_anew(self, lease: FileLease, hold: Hold) -> list[tuple[int, str, list[float]]]:
-        """The document's chunks as the index has them under its new name; none if the name stays."""
+    def _named_anew(self, lease: FileLease) -> tuple[str, Sequence[ChunkRow]]:
+        """The document's new path, and its chunks, which the index is to have under that; none if the name stays."""
         with self.catalogue.read() as session:
             row = session.get_one(JobFile, lease.job_file_id)
             document = session.get(Document, row.document_id)
             if document is None or PurePosixPath(document.path).stem == PurePosixPath(row.path).stem:
-                return []
+                return row.path, []
             query = select(ChunkRow).where(ChunkRow.document_id == document.id).order_by(ChunkRow.ordinal)
-            chunks = session.scalars(query).all()
-        vectors = self._ask(chunks, row.path).result(hold.check) if chunks else []
-        texts = [indexed_text(chunk.text, chunk.headings, row.path) for chunk in chunks]
-        return [(c.id, t, v) for c, t, v in zip(chunks, texts, vectors, strict=True) if v is not None]
+            return row.path, session.scalars(query).all()
 
     def _index_anew(self, session: Session, document: Document, rows: list[tuple[int, str, list[float]]]) -> None:
         try:
@@ -325,3 +385,14 @@ class Pipeline:
         brought."""
         try_sweep(self.catalogue, self.kv_delete)
         drop_source_files(self.catalogue, self.objects, tenant_id, old_files)
+
+
+def _in_steps(steps: Iterator[None]) -> Rest:
+    """What does a step at a time, so that other files are worked on between two."""
+
+    def step() -> Rest | None:
+        for _ in steps:
+            return _in_steps(steps)
+        return None
+
+    return Rest(step, slow=True)

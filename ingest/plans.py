@@ -1,17 +1,22 @@
-"""Leases on plans: a sync job is leased as a whole while its files are found out."""
+"""Leases on plans: a job is leased as a whole while its files are found out and written down, some at a time.
+
+Until all are there (`is_planned`) nobody works on any of them. A plan that breaks off is forgotten and made again, or the job
+fails; one that an API process was at, for a request that never was answered, fails.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from ingest.jobs import ACTIVE, lock_job
+from ingest.jobs import ACTIVE, cancel_waiting, lock_job
 from ingest.leases import LeaseLost, start_job
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.lease import lease_token
-from storage.catalogue.schema import Job
+from storage.catalogue.lease import lease_token, rotate
+from storage.catalogue.schema import Job, JobFile
 from storage.errors import Cancelled
 
 
@@ -30,14 +35,18 @@ def _unplanned(now: float) -> list[ColumnElement[bool]]:
     ]
 
 
-def claim_plan(catalogue: Catalogue, owner: str, seconds: float) -> Job | None:
-    """Lease a sync job whose files are not known yet."""
+def claim_plan(
+    catalogue: Catalogue, owner: str, seconds: float, *, last_tenant: str | None = None, busy: Collection[str] = ()
+) -> Job | None:
+    """Lease a sync job whose files are not known yet: of the tenant whose turn it is, and who is not `busy`, the oldest."""
     now = time.time()
-    query = select(Job).where(*_unplanned(now)).order_by(Job.created_at).limit(1)
+    waiting = *_unplanned(now), Job.tenant_id.not_in(busy)
     with catalogue.read() as session:
-        if session.scalars(query).first() is None:  # seen without anybody having to wait: it is asked for each file
+        if session.scalars(select(Job.id).where(*waiting).limit(1)).first() is None:  # seen without anybody having to wait
             return None
     with catalogue.write() as session:
+        tenant = rotate(session.scalars(select(Job.tenant_id).where(*waiting).distinct()).all(), last_tenant)
+        query = select(Job).where(*waiting, Job.tenant_id == tenant).order_by(Job.created_at).limit(1)
         job = session.scalars(query.with_for_update(skip_locked=True)).first()
         if job is None:
             return None
@@ -74,16 +83,24 @@ def reap_plans(session: Session, now: float) -> set[str]:
         .with_for_update(skip_locked=True)
     ).all()
     for job in expired:
-        give_back_plan(job, "worker_lost", f"{job.attempt} workers died on this job")
+        if _can_be_planned(job):
+            give_back_plan(session, job, "worker_lost", f"{job.attempt} workers died on this job")
+        else:
+            fail_plan(session, job, "worker_lost", "the server stopped before the request was answered; send it again", False)
     return {job.id for job in expired}
 
 
-def give_back_plan(job: Job, code: str, message: str, delay: float = 0.0) -> None:
+def _can_be_planned(job: Job) -> bool:
+    """Whether a worker can find out the job's files: those of a manifest or an upload only the request knew."""
+    return job.type == "sync" and not job.request.get("manifest")
+
+
+def give_back_plan(session: Session, job: Job, code: str, message: str, delay: float = 0.0) -> None:
     """Let another run plan the job; after `max_attempts` of them the job fails."""
     job.lease_owner = None
     job.lease_expires = time.time() + delay if delay else None
     if job.attempt >= job.max_attempts:
-        fail_plan(job, code, message)
+        fail_plan(session, job, code, message)
 
 
 def hand_over_plan(job: Job) -> None:
@@ -92,6 +109,14 @@ def hand_over_plan(job: Job) -> None:
     job.attempt = max(0, job.attempt - 1)
 
 
-def fail_plan(job: Job, code: str, message: str, retryable: bool = True) -> None:
+def fail_plan(session: Session, job: Job, code: str, message: str, retryable: bool = True) -> None:
+    forget_plan(session, job.id)
     job.lease_owner = job.lease_expires = None
     job.result = {**job.result, "error": {"code": code, "message": message, "retryable": retryable}}
+
+
+def forget_plan(session: Session, job_id: str) -> None:
+    """Take back the files that an unfinished plan has written down: their documents stay as they were, or are without content."""
+    of_job = JobFile.job_id == job_id
+    cancel_waiting(session, select(JobFile.id).where(of_job, JobFile.status == "pending"), "the plan was not finished")
+    session.execute(delete(JobFile).where(of_job))
