@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Select, case, exists, select, update
@@ -19,6 +19,7 @@ from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, K
 from storage.errors import UserError
 from storage.tracing import outgoing
 
+T = TypeVar("T")
 log = structlog.get_logger()
 ACTIVE = ("queued", "in_progress", "cancelling")
 OPEN_FILE = ("pending", "leased")
@@ -62,10 +63,7 @@ def create_job(
     """A queued job over `items`. With planned=False a worker finds out the items first. Raises UserError
     if two items
     have one path."""
-    paths = [item.path for item in items]
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise UserError(f"the path {twice!r} appears twice in one job; give each document its own path")
+    check_paths([item.path for item in items])
     job = Job(
         id=new_id("job"),
         tenant_id=tenant_id,
@@ -84,6 +82,13 @@ def create_job(
     add_items(session, job, items)
     log.info("job_created", job=job.id, type=type)  # by the request whose id this line has
     return job
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Raises UserError if one appears twice."""
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise UserError(f"the path {twice!r} appears twice in one job; give each document its own path")
 
 
 def queue_refresh(session: Session, corpus: Corpus, documents: Iterable[Document]) -> Job:
@@ -162,8 +167,8 @@ def cancel_waiting(session: Session, waiting: Select[int], message: str) -> int:
     return len(ids)
 
 
-def batches(ids: Sequence[int], size: int = 500) -> Iterable[Sequence[int]]:
-    return (ids[start : start + size] for start in range(0, len(ids), size))
+def batches(some: Sequence[T], size: int = 500) -> Iterable[Sequence[T]]:
+    return (some[start : start + size] for start in range(0, len(some), size))
 
 
 def _update(table: type[Any]) -> Any:

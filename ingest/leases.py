@@ -167,6 +167,11 @@ class Hold:
     ) -> None:
         self._heartbeat.__exit__(kind, error, tb)
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody else will have the file."""
+        return self._stop is not None and not isinstance(self._stop, LeaseLost)
+
     def check(self) -> None:
         """Raise Cancelled if the job was cancelled, LeaseLost if the lease is gone, Stopping if the process is to end."""
         if self._stop is not None:
@@ -176,7 +181,7 @@ class Hold:
 
     def _beat(self) -> None:
         if self._stop is not None:
-            if not isinstance(self._stop, LeaseLost):
+            if self.cancelled:
                 self._cancel()
             return
         with self._catalogue.read() as session:

@@ -186,10 +186,16 @@ class Pipeline:
             unpacked.result()
             self._commit_archive(lease, file, done_hash, found)
 
+        def drop() -> None:
+            drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values())
+
         def undo() -> None:
             unwanted.set()
             wait((unpacked,))
-            drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values())
+            if hold.cancelled:  # ten thousand files take a while, and nobody waits for their end
+                self.unpackers.submit(drop)
+            else:
+                drop()
 
         unpacked = self.unpackers.submit(copy_context().run, run)
         return Rest(commit, undo, unpacked, slow=True)

@@ -12,12 +12,14 @@ from collections.abc import Collection
 from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from ingest.jobs import ACTIVE, cancel_waiting, lock_job
+from ingest.jobs import ACTIVE, advance, cancel_waiting, lock_job, settle
 from ingest.leases import LeaseLost, start_job
 from storage.catalogue.engine import Catalogue
-from storage.catalogue.lease import lease_token, rotate
-from storage.catalogue.schema import Job, JobFile
+from storage.catalogue.lease import Heartbeat, lease_token, rotate
+from storage.catalogue.schema import Document, Job, JobFile
 from storage.errors import Cancelled
+
+REQUEST_SECONDS = 60.0  # of a lease of a request that makes a job of very many files; renewed while it does
 
 
 def has_plan(session: Session) -> bool:
@@ -63,6 +65,38 @@ def renew_plan(catalogue: Catalogue, job: Job, seconds: float) -> None:
             .where(Job.id == job.id, Job.lease_owner == job.lease_owner)
             .values(lease_expires=now + seconds, last_heartbeat_at=now)
         )
+
+
+def lease_plan(job: Job) -> None:
+    """Let nobody else plan a job that has just been made: the files that are still lacking are known here."""
+    job.lease_owner, job.lease_expires = lease_token("request"), time.time() + REQUEST_SECONDS
+
+
+def renewed(catalogue: Catalogue, job: Job) -> Heartbeat:
+    """Keeps the lease of `lease_plan` while its block runs."""
+    return Heartbeat(lambda: renew_plan(catalogue, job, REQUEST_SECONDS), REQUEST_SECONDS / 3)
+
+
+def end_plan(catalogue: Catalogue, job: Job) -> None:
+    """All files of a leased job are there: let workers have them. Raises LeaseLost, Cancelled."""
+    with catalogue.write() as session:
+        row = owned_plan(session, job)
+        row.lease_owner = row.lease_expires = None
+        session.flush()
+        advance(session, row.id, "extract")
+        settle(session, row.id)
+
+
+def break_off(catalogue: Catalogue, job: Job, why: str | None) -> None:
+    """End a job whose plan was leased here and comes to nothing: as failed, or cancelled if it was."""
+    with catalogue.write() as session:
+        row = lock_job(session, job.id)
+        if row is None or row.lease_owner != job.lease_owner:
+            return
+        row.lease_owner = row.lease_expires = None
+        if why is not None:
+            fail_plan(session, row, "cancelled", why, retryable=False)
+        settle(session, row.id)
 
 
 def owned_plan(session: Session, job: Job) -> Job:
@@ -116,7 +150,13 @@ def fail_plan(session: Session, job: Job, code: str, message: str, retryable: bo
 
 
 def forget_plan(session: Session, job_id: str) -> None:
-    """Take back the files that an unfinished plan has written down: their documents stay as they were, or are without content."""
+    """Take back the files that an unfinished plan has written down: documents stay as they were, and those that were made for
+    it go."""
     of_job = JobFile.job_id == job_id
+    made = select(JobFile.document_id).where(of_job, JobFile.action == "upsert")
+    others = select(JobFile.id).where(JobFile.document_id == Document.id, JobFile.job_id != job_id)
+    new = delete(Document).where(Document.id.in_(made), Document.generation == 0, ~others.exists())
     cancel_waiting(session, select(JobFile.id).where(of_job, JobFile.status == "pending"), "the plan was not finished")
-    session.execute(delete(JobFile).where(of_job))
+    for rows in (new, delete(JobFile).where(of_job)):
+        session.execute(rows.execution_options(synchronize_session=False))
+    session.expire_all()
