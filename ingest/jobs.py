@@ -93,9 +93,9 @@ def check_paths(paths: Sequence[str]) -> None:
 
 def queue_refresh(session: Session, corpus: Corpus, documents: Iterable[Document]) -> Job:
     """A job that makes these documents of the corpus anew, of what they hold when it comes to them: a content that is on its
-    way now is not undone. Those that are as we make them now cost nothing."""
+    way now is not undone. Those that are as we make them now cost nothing, but for stored KV that they lack."""
     items = [JobItem(document.path, document.id, action="refresh") for document in documents]
-    return create_job(session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="reindex", items=items)
+    return create_job(session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="precompute", items=items)
 
 
 def _origin() -> dict[str, str]:
