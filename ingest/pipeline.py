@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -161,8 +161,12 @@ class Pipeline:
     def _beside(self, part: Callable[[], Rest], size: int) -> Rest:
         """Do the next part of a run in a thread of its own, since it takes long: others are worked on meanwhile."""
 
+        def drop(done: Future[Rest]) -> None:
+            if done.exception() is None:
+                done.result().undo()
+
         def undo() -> None:
-            done.add_done_callback(lambda _: done.exception() or done.result().undo())
+            done.add_done_callback(drop)
 
         done = self.cutters.submit(copy_context().run, part)
         return Rest(lambda: done.result(), undo, done, size, slow=True)
@@ -318,7 +322,8 @@ class Pipeline:
         """Move a document to its new path; its chunks and their KV stay as they are, and are found by the new name."""
         path, chunks = self._named_anew(lease)
         if not chunks:
-            return self._move(lease, [])
+            self._move(lease, [])
+            return None
         asked = self._ask(lease, chunks, path)
 
         def end() -> None:
