@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import PurePosixPath
-from typing import BinaryIO
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ingest import versions
@@ -28,27 +24,28 @@ from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.embedding import Asked, EmbedQueue, Vectors
-from ingest.expand import Unpacked, commit_members, drop_unpacked, members, unpack
+from ingest.expand import Unpacked, commit_members, members
 from ingest.files import drop_source_files, open_file
 from ingest.jobs import STAGES, advance, lock_job, settle
 from ingest.languages import suffix_of
 from ingest.leases import FileLease, Hold, finish, owned
 from ingest.purge import release, try_sweep
 from ingest.reindex import Reindexer
+from ingest.renames import Renamer
 from ingest.run import FileRun, Rest, end_file
 from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
+from ingest.unpacking import Unpacker
 from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
-from storage.errors import Cancelled, FileError, ObjectMissing, StorageUnavailable, UserError
+from storage.errors import Cancelled, FileError, ObjectMissing, StorageUnavailable
 from storage.policy.types import Decision
 from storage.tracing import span
-from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text, indexed_text
+from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text
 
 REMEMBERED = 1000  # jobs whose stage is known
 LONG_TEXT = 1 << 20  # characters; what is longer takes a while to be cut
-UNPACKERS = 8  # archives that are unpacked at once, at most; a worker takes fewer
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,8 @@ class Pipeline:
         return EmbedQueue(self.embedder)
 
     @cached_property
-    def unpackers(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(UNPACKERS, thread_name_prefix="unpack")
+    def unpacker(self) -> Unpacker:
+        return Unpacker(self.catalogue, self.objects)
 
     @cached_property
     def cutters(self) -> ThreadPoolExecutor:
@@ -122,7 +119,7 @@ class Pipeline:
         if work.row.action == "delete":
             return Rest(lambda: self._delete(lease))
         if work.row.action == "rename":
-            return Rest(lambda: self._rename(lease, hold))
+            return Rest(lambda: Renamer(self.catalogue, self.index, self._ask, self._locked).run(lease, hold))
         return self._upsert(lease, work, hold)
 
     def _load(self, lease: FileLease) -> Work | None:
@@ -148,7 +145,8 @@ class Pipeline:
             stream = opened.enter_context(open_file(self.objects, file))
             self._stage(lease, "extract", hold)
             if is_archive(stream):
-                return self._unpack(lease, work, file, done_hash, hold, stream, opened.pop_all())
+                end = partial(self._commit_archive, lease, file, done_hash)
+                return self.unpacker.begin(lease.tenant_id, work.path, stream, opened.pop_all(), hold, end)
             if file.bytes > self.max_bytes:
                 raise FileError(f"the file has {file.bytes:,} bytes, and {self.max_bytes:,} are read at most", code="too_large")
             data = stream.read()
@@ -170,39 +168,6 @@ class Pipeline:
 
         done = self.cutters.submit(copy_context().run, part)
         return Rest(lambda: done.result(), undo, done, size, slow=True)
-
-    def _unpack(
-        self, lease: FileLease, work: Work, file: File, done_hash: str, hold: Hold, stream: BinaryIO, opened: ExitStack
-    ) -> Rest:
-        """Unpack an archive in a thread of its own, since it may hold ten thousand files: others are worked on meanwhile."""
-        found, unwanted = Unpacked(), threading.Event()
-
-        def check() -> None:
-            hold.check()
-            if unwanted.is_set():
-                raise Cancelled("the archive is wanted no more")
-
-        def run() -> None:
-            with opened, span("ingest.unpack", {"preread.bytes": file.bytes}):
-                unpack(self.catalogue, self.objects, lease.tenant_id, work.path, stream, check, found)
-
-        def commit() -> None:
-            unpacked.result()
-            self._commit_archive(lease, file, done_hash, found)
-
-        def drop() -> None:
-            drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values())
-
-        def undo() -> None:
-            unwanted.set()
-            wait((unpacked,))
-            if hold.cancelled:  # ten thousand files take a while, and nobody waits for their end
-                self.unpackers.submit(drop)
-            else:
-                drop()
-
-        unpacked = self.unpackers.submit(copy_context().run, run)
-        return Rest(commit, undo, unpacked, slow=True)
 
     def _cut(self, lease: FileLease, work: Work, file: File, parsed: ParsedDocument, done_hash: str, hold: Hold) -> Rest:
         """Cut the document, and ask for its vectors; they are computed beside those of other files."""
@@ -317,57 +282,6 @@ class Pipeline:
             row.error_message = document.error_message = warning
             finish(session, row, "done")
         self._clean_up(lease.tenant_id, [old_file] if old_file != file.id else [])
-
-    def _rename(self, lease: FileLease, hold: Hold) -> Rest | None:
-        """Move a document to its new path; its chunks and their KV stay as they are, and are found by the new name."""
-        path, chunks = self._named_anew(lease)
-        if not chunks:
-            self._move(lease, [])
-            return None
-        asked = self._ask(lease, chunks, path)
-
-        def end() -> None:
-            texts = [indexed_text(chunk.text, chunk.headings, path) for chunk in chunks]
-            rows = zip(chunks, texts, asked.result(hold.check), strict=True)
-            self._move(lease, [(chunk.id, text, vector) for chunk, text, vector in rows if vector is not None])
-
-        return Rest(end, asked.drop, asked.done, sum(len(chunk.text) for chunk in chunks))
-
-    def _move(self, lease: FileLease, named: list[tuple[int, str, list[float]]]) -> None:
-        with self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
-            taken = select(Document.id).where(
-                Document.corpus_id == document.corpus_id, Document.path == row.path
-            )
-            if session.scalars(taken.where(Document.id != document.id)).first() is not None:
-                raise FileError("another document has taken the new path", code="invalid_file")
-            old_path = document.path
-            for member in members(session, document):
-                member.path = row.path + member.path.removeprefix(old_path)
-            document.path = row.path
-            self._index_anew(session, document, named)
-            finish(session, row, "done")
-            settle(session, lease.job_id)
-
-    def _named_anew(self, lease: FileLease) -> tuple[str, Sequence[ChunkRow]]:
-        """The document's new path, and its chunks, which the index is to have under that; none if the name stays."""
-        with self.catalogue.read() as session:
-            row = session.get_one(JobFile, lease.job_file_id)
-            document = session.get(Document, row.document_id)
-            if document is None or PurePosixPath(document.path).stem == PurePosixPath(row.path).stem:
-                return row.path, []
-            query = select(ChunkRow).where(ChunkRow.document_id == document.id).order_by(ChunkRow.ordinal)
-            return row.path, session.scalars(query).all()
-
-    def _index_anew(self, session: Session, document: Document, rows: list[tuple[int, str, list[float]]]) -> None:
-        try:
-            self.index.add(session, document.corpus_id, [])
-        except UserError:  # the corpus waits for a reindex, which will see the new name
-            return
-        held = set(session.scalars(select(ChunkRow.id).where(ChunkRow.document_id == document.id)))
-        rows = [row for row in rows if row[0] in held]
-        self.index.remove(session, [row[0] for row in rows])
-        self.index.add(session, document.corpus_id, rows)
 
     def _delete(self, lease: FileLease) -> None:
         with self.catalogue.write() as session:

@@ -99,7 +99,8 @@ def test_an_archive_that_cannot_be_unpacked_is_a_storage_error_and_a_retry_compl
     work_on(work)
     work.compute_kv()
     shown = work.view(job)
-    assert [(error["filename"], error["code"], error["retryable"]) for error in shown["errors"]] == [("a.zip", "storage_error", True)]
+    [error] = shown["errors"]
+    assert (error["filename"], error["code"], error["retryable"]) == ("a.zip", "storage_error", True)
     assert shown["status"] == "completed_with_errors"
     assert work.count(File, File.purpose == SOURCE_PURPOSE) == 0
     disk.free()
