@@ -88,6 +88,7 @@ def test_a_source_is_planned_some_documents_at_a_time_and_nobody_works_on_them_b
         claimed.append(work.count(JobFile, JobFile.status != "pending"))
 
     made = each_transaction(monkeypatch, meanwhile)
+    monkeypatch.setattr(attaching, "PAUSE_SECONDS", 1.5)  # longer than a worker waits before it looks again
     job = queued(work, corpus)
     work.worker(planner=planner(work, tmp_path)).drain()
     assert sorted(made.values()) == [2, 3, 3]
