@@ -1,13 +1,14 @@
 """Texts of several files, embedded together: many small files make as full batches as a large one.
 
 Who asks goes on, and takes the vectors later. Texts of like length go to the encoder together: it pads the shorter ones.
+Tenants take turns batch by batch, and a tenant's files group by group, so that nobody waits for a very large text of another.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -30,6 +31,7 @@ class Asked:
         self.texts = texts
         self.done: Future[Vectors] = Future()
         self.wanted = True
+        self.grouped = 0  # how many of the texts are in a group, or through
         self._vectors: Vectors = [None] * len(texts)
         self._missing = len(texts)
 
@@ -53,54 +55,82 @@ class Asked:
             self.done.set_result(self._vectors)
 
 
+class _Line:
+    """What one tenant waits for, file by file. Of a file that is larger than a group the rest goes to the end."""
+
+    def __init__(self) -> None:
+        self.files: deque[Asked] = deque()
+        self._group: deque[tuple[Asked, int]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._group or self.files)
+
+    def take(self, most: int) -> list[tuple[Asked, int]]:
+        """The next texts, the short ones of a group first."""
+        if not self._group:
+            self._group.extend(self._next_group())
+        return [self._group.popleft() for _ in range(min(most, len(self._group)))]
+
+    def _next_group(self) -> list[tuple[Asked, int]]:
+        group: list[tuple[Asked, int]] = []
+        while self.files and len(group) < GROUP:
+            asked = self.files.popleft()
+            begin, end = asked.grouped, min(asked.grouped + GROUP - len(group), len(asked.texts))
+            group += [(asked, index) for index in range(begin, end)]
+            asked.grouped = end
+            if end < len(asked.texts) and asked.wanted:
+                self.files.append(asked)
+        group.sort(key=lambda one: len(one[0].texts[one[1]]))
+        return group
+
+
 class EmbedQueue:
-    """Embeds in a thread of its own, in the order of asking by groups. It is always the same thread: tokenizers and the
-    encoder's kernels keep memory for each that has called them."""
+    """Embeds in a thread of its own. It is always the same thread: tokenizers and the encoder's kernels keep memory for each
+    that has called them."""
 
     def __init__(self, embedder: TextEmbedder) -> None:
         self._embedder = embedder
         self._lock = threading.Lock()
-        self._waiting: deque[Asked] = deque()
+        self._lines: OrderedDict[str, _Line] = OrderedDict()  # by tenant, whose turn is next first
         self._works = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embed")
 
-    def ask(self, texts: Sequence[str]) -> Asked:
+    def ask(self, texts: Sequence[str], tenant_id: str) -> Asked:
         """Have texts embedded, one at least."""
         asked = Asked(texts)
         with self._lock:
-            self._waiting.append(asked)
+            self._lines.setdefault(tenant_id, _Line()).files.append(asked)
             if not self._works:
                 self._works = True
                 self._thread.submit(self._work)
         return asked
 
     def _work(self) -> None:
-        while group := self._next():
+        while batch := self._next():
             try:
-                self._embed(group)
+                self._embed([(asked, index) for asked, index in batch if asked.wanted])
             except Exception as error:  # noqa: BLE001 - who waits must be told, whatever it is
-                for asked in group:
+                for asked, _ in batch:
+                    asked.drop()
                     if not asked.done.done():
                         asked.done.set_exception(error)
 
-    def _next(self) -> list[Asked]:
+    def _next(self) -> list[tuple[Asked, int]]:
+        """A batch: of the tenant whose turn it is; what that leaves room for, of the next ones."""
         with self._lock:
-            group: list[Asked] = []
-            texts = 0
-            while self._waiting and (not group or texts + len(self._waiting[0].texts) <= GROUP):
-                group.append(self._waiting.popleft())
-                texts += len(group[-1].texts)
-            self._works = bool(group)
-            return group
+            batch: list[tuple[Asked, int]] = []
+            while self._lines and len(batch) < BATCH:
+                tenant, line = self._lines.popitem(last=False)
+                batch += line.take(BATCH - len(batch))
+                if line:
+                    self._lines[tenant] = line
+            self._works = bool(batch)
+            return batch
 
-    def _embed(self, group: Sequence[Asked]) -> None:
-        each = [(asked, index) for asked in group for index in range(len(asked.texts))]
-        each.sort(key=lambda one: len(one[0].texts[one[1]]))
-        for start in range(0, len(each), BATCH):
-            some = [(asked, index) for asked, index in each[start : start + BATCH] if asked.wanted]
-            vectors = self._batch(some) if some else []
-            for (asked, index), vector in zip(some, vectors, strict=True):
-                asked.answer(index, vector)
+    def _embed(self, some: Sequence[tuple[Asked, int]]) -> None:
+        vectors = self._batch(some) if some else []
+        for (asked, index), vector in zip(some, vectors, strict=True):
+            asked.answer(index, vector)
 
     def _batch(self, some: Sequence[tuple[Asked, int]]) -> Vectors:
         """One vector per text, None for one that the embedder cannot take: it fails alone, not its whole batch. What nobody wants

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -15,7 +15,6 @@ from ingest.attach import SEPARATOR, attach
 from ingest.detect import is_binary
 from ingest.files import SOURCE_PURPOSE, drop_source_files, hold, store_file
 from ingest.jobs import JobItem, add_items
-from ingest.leases import LeaseLost
 from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
@@ -47,8 +46,8 @@ class LeftOut:
 class Unpacked:
     """The stored files of an archive by path, and what is not among them."""
 
-    files: Mapping[str, File]
-    left_out: LeftOut
+    files: dict[str, File] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 def members(session: Session, archive: Document) -> Sequence[Document]:
@@ -80,28 +79,20 @@ def unpack(
     path: str,
     archive: BinaryIO,
     check: Callable[[], None],
-) -> Unpacked:
-    """Store an archive's files. Raises FileError, StorageUnavailable, and whatever `check` raises between files; then none of
-    them is left that nothing else needs."""
-    files: dict[str, File] = {}
-    left_out = LeftOut()
-    try:
-        for part in expand_isolated(archive, path, check):
-            check()
-            reason = part.reason if isinstance(part, Skipped) else "binary" if is_binary(part.data) else ""
-            if reason:
-                left_out.add(part.path, reason)
-            elif isinstance(part, Extracted):
-                name = path + SEPARATOR + part.path
-                files[name] = store_file(catalogue, objects, tenant_id, name, part.data, SOURCE_PURPOSE)
-    except LeaseLost:
-        raise  # they are for whoever holds the archive now
-    except BaseException:
-        drop_unpacked(catalogue, objects, tenant_id, files.values())
-        raise
-    if not files:
+    found: Unpacked,
+) -> None:
+    """Store an archive's files, and add each to what was `found`. Raises FileError, StorageUnavailable, and whatever `check`
+    raises between files; what has been found by then is to be dropped."""
+    for part in expand_isolated(archive, path, check):
+        check()
+        reason = part.reason if isinstance(part, Skipped) else "binary" if is_binary(part.data) else ""
+        if reason:
+            found.left_out.add(part.path, reason)
+        elif isinstance(part, Extracted):
+            name = path + SEPARATOR + part.path
+            found.files[name] = store_file(catalogue, objects, tenant_id, name, part.data, SOURCE_PURPOSE)
+    if not found.files:
         raise FileError("the archive holds no file that can be read", code="no_text_extracted")
-    return Unpacked(files, left_out)
 
 
 def drop_unpacked(catalogue: Catalogue, objects: ObjectStore, tenant_id: str, files: Iterable[File]) -> None:

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Select, case, exists, select, update
@@ -19,6 +19,7 @@ from storage.catalogue.schema import ChunkRow, Corpus, Document, Job, JobFile, K
 from storage.errors import UserError
 from storage.tracing import outgoing
 
+T = TypeVar("T")
 log = structlog.get_logger()
 ACTIVE = ("queued", "in_progress", "cancelling")
 OPEN_FILE = ("pending", "leased")
@@ -62,10 +63,7 @@ def create_job(
     """A queued job over `items`. With planned=False a worker finds out the items first. Raises UserError
     if two items
     have one path."""
-    paths = [item.path for item in items]
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise UserError(f"the path {twice!r} appears twice in one job; give each document its own path")
+    check_paths([item.path for item in items])
     job = Job(
         id=new_id("job"),
         tenant_id=tenant_id,
@@ -86,11 +84,18 @@ def create_job(
     return job
 
 
+def check_paths(paths: Sequence[str]) -> None:
+    """Raises UserError if one appears twice."""
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise UserError(f"the path {twice!r} appears twice in one job; give each document its own path")
+
+
 def queue_refresh(session: Session, corpus: Corpus, documents: Iterable[Document]) -> Job:
     """A job that makes these documents of the corpus anew, of what they hold when it comes to them: a content that is on its
-    way now is not undone. Those that are as we make them now cost nothing."""
+    way now is not undone. Those that are as we make them now cost nothing, but for stored KV that they lack."""
     items = [JobItem(document.path, document.id, action="refresh") for document in documents]
-    return create_job(session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="reindex", items=items)
+    return create_job(session, tenant_id=corpus.tenant_id, corpus_id=corpus.id, type="precompute", items=items)
 
 
 def _origin() -> dict[str, str]:
@@ -123,7 +128,8 @@ def lock_job(session: Session, job_id: str) -> Job | None:
 
 
 def is_planned(job: Job) -> bool:
-    return job.type != "sync" or job.stage != "fetch"
+    """Whether all its files are known: until then nobody works on any of them."""
+    return job.stage != "fetch"
 
 
 def advance(session: Session, job_id: str, stage: str) -> None:
@@ -161,8 +167,8 @@ def cancel_waiting(session: Session, waiting: Select[int], message: str) -> int:
     return len(ids)
 
 
-def batches(ids: Sequence[int], size: int = 500) -> Iterable[Sequence[int]]:
-    return (ids[start : start + size] for start in range(0, len(ids), size))
+def batches(some: Sequence[T], size: int = 500) -> Iterable[Sequence[T]]:
+    return (some[start : start + size] for start in range(0, len(some), size))
 
 
 def _update(table: type[Any]) -> Any:

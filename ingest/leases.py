@@ -9,9 +9,10 @@ PostgreSQL never finds two of us waiting for each other.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -19,14 +20,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from ingest.jobs import ACTIVE, OPEN_FILE, ORIGIN, WITH_CONTENT, lock_job, mark_cancelled
+from ingest.jobs import ACTIVE, OPEN_FILE, ORIGIN, WITH_CONTENT, lock_job, mark_cancelled, settle
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat, lease_token, rotate
 from storage.catalogue.schema import Document, Job, JobFile
 from storage.errors import Cancelled, Stopping
 
 MOST_WORKERS = 64  # jobs whose only file another worker is just claiming may stand before one with a free file
-CANCEL_SECONDS = 0.4  # how often running work looks at its cancel flag
+CANCEL_SECONDS = 0.25  # how often running work looks at its cancel flag
 
 
 class LeaseLost(Cancelled):
@@ -67,6 +68,11 @@ def _has_what_it_needs(file: Any) -> ColumnElement[bool]:
     return or_(file.file_id.is_not(None), file.action.in_(("refresh", "reindex")))
 
 
+def _runs() -> ColumnElement[bool]:
+    """Jobs whose files are known, and may be worked on."""
+    return and_(Job.status.in_(("queued", "in_progress")), Job.stage != "fetch")
+
+
 def _has_claimable(now: float) -> ColumnElement[bool]:
     files = select(JobFile.id).where(JobFile.job_id == Job.id, _claimable(now))
     return files.correlate(Job).exists()
@@ -78,14 +84,15 @@ def claim_file(
     seconds: float,
     *,
     last_tenant: str | None = None,
+    busy: Collection[str] = (),
     ahead: bool = False,
 ) -> FileLease | None:
-    """Lease the next file: of the tenant whose turn it is, of its oldest job. None if nothing is due, or if the next one has
-    failed before and is claimed `ahead`, beside another file: it is to be alone."""
+    """Lease the next file: of the tenant whose turn it is, and who is not `busy`, of its oldest job. None if nothing is due,
+    or if the next one has failed before and is claimed `ahead`, beside another file: it is to be alone."""
     now = time.time()
-    running = Job.status.in_(("queued", "in_progress"))
+    running = _runs()
     with catalogue.write() as session:
-        waiting = select(Job.tenant_id).where(running, _has_claimable(now)).distinct()
+        waiting = select(Job.tenant_id).where(running, Job.tenant_id.not_in(busy), _has_claimable(now)).distinct()
         tenant = rotate(session.scalars(waiting).all(), last_tenant)
         row = _first_file(session, [running, Job.tenant_id == tenant], now)
         if row is None or tenant is None or (ahead and row.attempt > 0):
@@ -122,8 +129,7 @@ def start_job(session: Session, job_id: str, now: float, attempt: int) -> Job | 
 
 def has_work(session: Session) -> bool:
     """Whether a file could be claimed."""
-    active = Job.status.in_(("queued", "in_progress"))
-    return session.scalars(select(Job.id).where(active, _has_claimable(time.time())).limit(1)).first() is not None
+    return session.scalars(select(Job.id).where(_runs(), _has_claimable(time.time())).limit(1)).first() is not None
 
 
 def owned(session: Session, lease: FileLease) -> JobFile:
@@ -161,6 +167,11 @@ class Hold:
     ) -> None:
         self._heartbeat.__exit__(kind, error, tb)
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody else will have the file."""
+        return self._stop is not None and not isinstance(self._stop, LeaseLost)
+
     def check(self) -> None:
         """Raise Cancelled if the job was cancelled, LeaseLost if the lease is gone, Stopping if the process is to end."""
         if self._stop is not None:
@@ -169,12 +180,24 @@ class Hold:
             raise Stopping
 
     def _beat(self) -> None:
+        if self._stop is not None:
+            if self.cancelled:
+                self._cancel()
+            return
         with self._catalogue.read() as session:
             status = session.scalar(select(Job.status).where(Job.id == self._lease.job_id))
         if status not in ("queued", "in_progress"):
             self._stop = Cancelled("the job was cancelled")
-        if time.monotonic() - self._renewed >= self._seconds / 3 and not self._renew():
+        elif time.monotonic() - self._renewed >= self._seconds / 3 and not self._renew():
             self._stop = LeaseLost("the lease on this file has expired")
+
+    def _cancel(self) -> None:
+        """The work has not noticed since the last beat: end the file here, whatever it is at. It finds its lease gone if it wants
+        to store anything."""
+        with contextlib.suppress(LeaseLost), self._catalogue.write() as session:
+            row = owned(session, self._lease)
+            mark_cancelled(session, row, str(self._stop))
+            settle(session, row.job_id)
 
     def _renew(self) -> bool:
         now = time.time()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import PurePosixPath
+from functools import cached_property, partial
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ingest import versions
@@ -23,25 +24,28 @@ from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.embedding import Asked, EmbedQueue, Vectors
-from ingest.expand import Unpacked, commit_members, drop_unpacked, members, unpack
+from ingest.expand import Unpacked, commit_members, members
 from ingest.files import drop_source_files, open_file
 from ingest.jobs import STAGES, advance, lock_job, settle
 from ingest.languages import suffix_of
 from ingest.leases import FileLease, Hold, finish, owned
 from ingest.purge import release, try_sweep
 from ingest.reindex import Reindexer
+from ingest.renames import Renamer
 from ingest.run import FileRun, Rest, end_file
 from ingest.types import Cut, Decide, KVDelete, Parser, SearchIndex
+from ingest.unpacking import Unpacker
 from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import ChunkRow, Corpus, Document, File, Job, JobFile
 from storage.conditioning import WINDOW_TOKENS, KVKeys, readings
-from storage.errors import Cancelled, FileError, ObjectMissing, StorageUnavailable, UserError
+from storage.errors import Cancelled, FileError, ObjectMissing, StorageUnavailable
 from storage.policy.types import Decision
 from storage.tracing import span
-from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text, indexed_text
+from storage.types import Chunk, ObjectStore, ParsedDocument, TextEmbedder, embedded_text
 
 REMEMBERED = 1000  # jobs whose stage is known
+LONG_TEXT = 1 << 20  # characters; what is longer takes a while to be cut
 
 
 @dataclass(frozen=True)
@@ -86,12 +90,20 @@ class Pipeline:
     def embedding(self) -> EmbedQueue:
         return EmbedQueue(self.embedder)
 
+    @cached_property
+    def unpacker(self) -> Unpacker:
+        return Unpacker(self.catalogue, self.objects)
+
+    @cached_property
+    def cutters(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="cut")
+
     def process(self, lease: FileLease) -> None:
         """Bring the file to its end, whatever comes; only a lost lease leaves it to whoever holds it now."""
         self.begin(lease).finish()
 
     def begin(self, lease: FileLease) -> FileRun:
-        """Fetch and parse the file; what is left to do may be done in another thread."""
+        """Fetch and parse the file, or begin to unpack it; what is left to do may be done in another thread."""
         return FileRun(self.catalogue, lease, self.lease_seconds, lambda hold: self._first(lease, hold), self.stopping)
 
     # --- the run ---
@@ -99,7 +111,7 @@ class Pipeline:
     def _first(self, lease: FileLease, hold: Hold) -> Rest | None:
         reindexer = self.reindexer
         if reindexer is not None and reindexer.takes(lease):
-            return Rest(lambda: reindexer.run(lease, hold))
+            return _in_steps(reindexer.run(lease, hold))
         work = self._load(lease)
         if work is None:
             end_file(self.catalogue, lease, lambda session, row: finish(session, row, "done"))
@@ -107,7 +119,7 @@ class Pipeline:
         if work.row.action == "delete":
             return Rest(lambda: self._delete(lease))
         if work.row.action == "rename":
-            return Rest(lambda: self._rename(lease, hold))
+            return Rest(lambda: Renamer(self.catalogue, self.index, self._ask, self._locked).run(lease, hold))
         return self._upsert(lease, work, hold)
 
     def _load(self, lease: FileLease) -> Work | None:
@@ -129,20 +141,33 @@ class Pipeline:
         done_hash = self.done_hash(file.sha256, work.path, work.corpus.conditioning)
         if work.document.done_hash == done_hash and self._keep(lease, file, done_hash):
             return None
-        with open_file(self.objects, file) as stream:
+        with ExitStack() as opened:
+            stream = opened.enter_context(open_file(self.objects, file))
             self._stage(lease, "extract", hold)
             if is_archive(stream):
-                found = unpack(self.catalogue, self.objects, lease.tenant_id, work.path, stream, hold.check)
-                return Rest(
-                    lambda: self._commit_archive(lease, file, done_hash, found),
-                    lambda: drop_unpacked(self.catalogue, self.objects, lease.tenant_id, found.files.values()),
-                )
+                end = partial(self._commit_archive, lease, file, done_hash)
+                return self.unpacker.begin(lease.tenant_id, work.path, stream, opened.pop_all(), hold, end)
             if file.bytes > self.max_bytes:
                 raise FileError(f"the file has {file.bytes:,} bytes, and {self.max_bytes:,} are read at most", code="too_large")
             data = stream.read()
             with span("ingest.parse", {"preread.bytes": len(data)}):
                 parsed = self.parser.parse(data, work.path, hold.check)
-            return Rest(lambda: self._cut(lease, work, file, parsed, done_hash, hold), size=len(parsed.text))
+            part = partial(self._cut, lease, work, file, parsed, done_hash, hold)
+            size = len(parsed.text)
+            return Rest(part, size=size) if size <= LONG_TEXT else Rest(partial(self._beside, part, size), size=size, slow=True)
+
+    def _beside(self, part: Callable[[], Rest], size: int) -> Rest:
+        """Do the next part of a run in a thread of its own, since it takes long: others are worked on meanwhile."""
+
+        def drop(done: Future[Rest]) -> None:
+            if done.exception() is None:
+                done.result().undo()
+
+        def undo() -> None:
+            done.add_done_callback(drop)
+
+        done = self.cutters.submit(copy_context().run, part)
+        return Rest(lambda: done.result(), undo, done, size, slow=True)
 
     def _cut(self, lease: FileLease, work: Work, file: File, parsed: ParsedDocument, done_hash: str, hold: Hold) -> Rest:
         """Cut the document, and ask for its vectors; they are computed beside those of other files."""
@@ -152,7 +177,7 @@ class Pipeline:
         if not chunks:
             raise FileError("the file holds no text", code="no_text_extracted")
         self._stage(lease, "embed", hold)
-        asked, warnings = self._ask(chunks, work.path), parsed.warnings
+        asked, warnings = self._ask(lease, chunks, work.path), parsed.warnings
 
         def end() -> None:
             with span("ingest.embed", {"preread.chunks": len(chunks)}):
@@ -235,9 +260,10 @@ class Pipeline:
             self._stages.clear()
         self._stages[lease.job_id] = reached
 
-    def _ask(self, chunks: Sequence[Chunk | ChunkRow], path: str) -> Asked:
+    def _ask(self, lease: FileLease, chunks: Sequence[Chunk | ChunkRow], path: str) -> Asked:
         """Have a vector computed for each chunk."""
-        return self.embedding.ask([embedded_text(self.embedder, c.text, c.headings, path) for c in chunks])
+        texts = [embedded_text(self.embedder, chunk.text, chunk.headings, path) for chunk in chunks]
+        return self.embedding.ask(texts, lease.tenant_id)
 
     def _commit_archive(self, lease: FileLease, file: File, done_hash: str, found: Unpacked) -> None:
         """End an archive: it has no chunks itself, and its files are in the job from now on."""
@@ -256,47 +282,6 @@ class Pipeline:
             row.error_message = document.error_message = warning
             finish(session, row, "done")
         self._clean_up(lease.tenant_id, [old_file] if old_file != file.id else [])
-
-    def _rename(self, lease: FileLease, hold: Hold) -> None:
-        """Move a document to its new path; its chunks and their KV stay as they are, and are found by the new name."""
-        named = self._named_anew(lease, hold)
-        with self.catalogue.write() as session:
-            row, document = self._locked(session, lease)
-            taken = select(Document.id).where(
-                Document.corpus_id == document.corpus_id, Document.path == row.path
-            )
-            if session.scalars(taken.where(Document.id != document.id)).first() is not None:
-                raise FileError("another document has taken the new path", code="invalid_file")
-            old_path = document.path
-            for member in members(session, document):
-                member.path = row.path + member.path.removeprefix(old_path)
-            document.path = row.path
-            self._index_anew(session, document, named)
-            finish(session, row, "done")
-            settle(session, lease.job_id)
-
-    def _named_anew(self, lease: FileLease, hold: Hold) -> list[tuple[int, str, list[float]]]:
-        """The document's chunks as the index has them under its new name; none if the name stays."""
-        with self.catalogue.read() as session:
-            row = session.get_one(JobFile, lease.job_file_id)
-            document = session.get(Document, row.document_id)
-            if document is None or PurePosixPath(document.path).stem == PurePosixPath(row.path).stem:
-                return []
-            query = select(ChunkRow).where(ChunkRow.document_id == document.id).order_by(ChunkRow.ordinal)
-            chunks = session.scalars(query).all()
-        vectors = self._ask(chunks, row.path).result(hold.check) if chunks else []
-        texts = [indexed_text(chunk.text, chunk.headings, row.path) for chunk in chunks]
-        return [(c.id, t, v) for c, t, v in zip(chunks, texts, vectors, strict=True) if v is not None]
-
-    def _index_anew(self, session: Session, document: Document, rows: list[tuple[int, str, list[float]]]) -> None:
-        try:
-            self.index.add(session, document.corpus_id, [])
-        except UserError:  # the corpus waits for a reindex, which will see the new name
-            return
-        held = set(session.scalars(select(ChunkRow.id).where(ChunkRow.document_id == document.id)))
-        rows = [row for row in rows if row[0] in held]
-        self.index.remove(session, [row[0] for row in rows])
-        self.index.add(session, document.corpus_id, rows)
 
     def _delete(self, lease: FileLease) -> None:
         with self.catalogue.write() as session:
@@ -325,3 +310,14 @@ class Pipeline:
         brought."""
         try_sweep(self.catalogue, self.kv_delete)
         drop_source_files(self.catalogue, self.objects, tenant_id, old_files)
+
+
+def _in_steps(steps: Iterator[None]) -> Rest:
+    """What does a step at a time, so that other files are worked on between two."""
+
+    def step() -> Rest | None:
+        for _ in steps:
+            return _in_steps(steps)
+        return None
+
+    return Rest(step, slow=True)

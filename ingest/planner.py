@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from ingest.attach import attach
+from ingest.attaching import attach_all
 from ingest.encoding import is_storable, storable
-from ingest.files import SOURCE_PURPOSE, drop_source_files, hold, store_file
-from ingest.jobs import JobItem, add_items, advance, settle
+from ingest.files import SOURCE_PURPOSE, drop_source_files, store_file
+from ingest.jobs import add_items, advance, settle
 from ingest.leases import LeaseLost
-from ingest.plans import owned_plan
+from ingest.plans import forget_plan, owned_plan
 from ingest.sources import Asker, Entry, Left, Reach, Seen, Source, open_source
 from ingest.sync import Diff, DoneHash, diff, moves
 from storage.catalogue.engine import Catalogue
@@ -38,6 +38,9 @@ class SourcePlanner:
 
     def plan(self, job: Job) -> None:
         """Store the job's files with it. Raises UserError, StorageUnavailable, Cancelled."""
+        with self.catalogue.write() as session:
+            owned_plan(session, job)
+            forget_plan(session, job.id)  # of a worker that died on it
         with self.catalogue.read() as session:
             corpus = session.get(Corpus, job.corpus_id)
             seen = seen_in(session, job.corpus_id)
@@ -69,8 +72,9 @@ class SourcePlanner:
         stored: dict[str, File] = {}
         try:
             refused = self._store(job, corpus, source, wanted, stored)
+            attach_all(self.catalogue, job, list(stored.items()))
             with self.catalogue.write() as session:
-                self._write(session, job, found, stored, refused, source.skipped)
+                self._finish(session, job, found, refused, source.skipped)
                 remember(session, corpus.id, source.seen)
         except Cancelled as error:
             if not isinstance(error, LeaseLost):  # then they are for whoever plans the job now
@@ -99,25 +103,21 @@ class SourcePlanner:
         if status != "in_progress":
             raise Cancelled("the job was cancelled")
 
-    def _write(
+    def _finish(
         self,
         session: Session,
         job: Job,
         found: Diff,
-        stored: Mapping[str, File],
         refused: Mapping[str, FileError],
         skipped: Sequence[Left],
     ) -> None:
+        """Add what else there is, and let workers have the job."""
         row = owned_plan(session, job)
         corpus = session.get(Corpus, job.corpus_id)
         if corpus is None:
             raise UserError("the corpus was deleted")
         dry = bool(job.request.get("dry_run"))
-        hold(session, [file.id for file in stored.values()])
-        items = [] if dry else moves(session, corpus.id, found)
-        for path, file in stored.items():
-            items.append(JobItem(path, attach(session, corpus, path, file.id, file.sha256).id, file.id))
-        add_items(session, row, items)
+        add_items(session, row, [] if dry else moves(session, corpus.id, found))
         session.add_all(_refusal(job, path, error) for path, error in refused.items())
         shown = [{"path": storable(left.path), "reason": left.reason} for left in skipped[:MOST_SHOWN]]
         row.result = {**row.result, "sync": {**found.recorded(), "dry_run": dry, "skipped": shown}}

@@ -7,7 +7,7 @@ embedded again: a worker that dies costs a batch. The last file of a job sees to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,11 +76,11 @@ class Reindexer:
         with self.catalogue.read() as session:
             return session.scalar(select(JobFile.action).where(JobFile.id == lease.job_file_id)) == ACTION
 
-    def run(self, lease: FileLease, hold: Hold) -> None:
-        """Embed the file's chunks, and if it is the last one flip the index, in the transaction that ends it."""
+    def run(self, lease: FileLease, hold: Hold) -> Iterator[None]:
+        """Embed the file's chunks, batch by batch, and if it is the last one flip the index, in the transaction that ends it."""
         corpus_id, document_id = self._about(lease)
         while True:
-            self._fill(lease, hold, corpus_id, document_id)
+            yield from self._fill(lease, hold, corpus_id, document_id)
             with self.catalogue.write() as session:
                 row = owned(session, lease)
                 others = select(JobFile.id).where(JobFile.job_id == row.job_id, JobFile.status.in_(OPEN_FILE))
@@ -118,7 +118,7 @@ class Reindexer:
             )
         return job.corpus_id, row.document_id
 
-    def _fill(self, lease: FileLease, hold: Hold, corpus_id: str, document_id: str | None) -> None:
+    def _fill(self, lease: FileLease, hold: Hold, corpus_id: str, document_id: str | None) -> Iterator[None]:
         with self.catalogue.read() as session:
             ids = self.index.lacking(session, corpus_id, document_id)
         current, kept = [number for number in ids if number > 0], [number for number in ids if number < 0]
@@ -126,6 +126,7 @@ class Reindexer:
             for start in range(0, len(some), BATCH):
                 hold.check()
                 self._batch(lease, partition, query(some[start : start + BATCH]))
+                yield
 
     def _batch(self, lease: FileLease, partition: str, chunks: Any) -> None:
         with self.catalogue.read() as session:

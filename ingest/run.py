@@ -6,9 +6,8 @@ whatever happens, in a part or between two: only a lost lease leaves the file to
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +25,20 @@ from storage.errors import Cancelled, FileError, ObjectMissing, Overloaded, Stop
 
 log = structlog.get_logger()
 RETRY_DELAY = 2.0  # seconds until a file is tried again whose store did not answer; doubled each time
-_LOOK_SECONDS = 0.2  # how often a file that waits for its turn asks whether it is still wanted
+_LOOK_SECONDS = 0.2  # how often a file that waits asks whether it is still wanted
 
 
 @dataclass(frozen=True)
 class Rest:
     """What is left of a run. `do` does its next part, and gives what is left then. `undo` takes back what has been done for
-    it, where it does not come to its end. `ready`: done once it need not wait; `size`: characters of text held for it."""
+    it, where it does not come to its end. `ready`: done once it need not wait; `size`: characters of text held for it;
+    `slow`: it may take minutes, beside which other files are worked on."""
 
     do: Callable[[], Rest | None]
     undo: Callable[[], None] = lambda: None
     ready: Future[Any] | None = None
     size: int = 0
+    slow: bool = False
 
 
 class FileRun:
@@ -79,9 +80,18 @@ class FileRun:
         return None if ready is None or ready.done() else ready
 
     @property
+    def tenant_id(self) -> str:
+        return self._lease.tenant_id
+
+    @property
     def size(self) -> int:
         """Characters of text that are held for it."""
         return self._rest.size if self._rest is not None else 0
+
+    @property
+    def slow(self) -> bool:
+        """Whether the next part may take minutes."""
+        return self._rest is not None and self._rest.slow
 
     @property
     def ended(self) -> bool:
@@ -91,11 +101,6 @@ class FileRun:
         """If its job is cancelled, or its lease lost, it ends here."""
         if self._rest is not None:
             self._do(self._hold.check)
-
-    def wait(self, wanted: threading.Event) -> None:
-        """Return once it is this file's turn, or it has ended before."""
-        while self._rest is not None and not wanted.wait(_LOOK_SECONDS):
-            self.look()
 
     def leave(self) -> None:
         """Do no more about the file: another run may take it up at once."""
@@ -117,7 +122,11 @@ class FileRun:
     def finish(self) -> None:
         """Do all that is left."""
         while self._rest is not None:
-            self.go_on()
+            if (ready := self.waits_for) is None:
+                self.go_on()
+            else:
+                wait((ready,), _LOOK_SECONDS)
+                self.look()
 
     def _do(self, part: Callable[[], None]) -> None:
         """Do a part of the run, and end the file if that fails. Once nothing is left, the lease is renewed no more."""

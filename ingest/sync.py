@@ -14,11 +14,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ingest.attach import attach
+from ingest.attaching import BATCH, attach_for_request, items_of
 from ingest.expand import without_members
 from ingest.jobs import ACTIVE, JobItem, asked_by, create_job, settle
 from ingest.languages import suffix_of
+from ingest.plans import lease_plan
 from ingest.sources import Entry
 from storage.access import is_open
+from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
 from storage.errors import PathClosed, UserError
 
@@ -130,8 +133,8 @@ def moves(session: Session, corpus_id: str, found: Diff) -> list[JobItem]:
 
 
 def sync_manifest(
-    session: Session,
-    corpus: Corpus,
+    catalogue: Catalogue,
+    find: Callable[[Session], Corpus],
     manifest: Sequence[Entry],
     *,
     delete_missing: bool,
@@ -139,41 +142,47 @@ def sync_manifest(
     dry_run: bool = False,
     names: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The diff, in the name of who is known by `names`, with the id of the job that carries it out (None for a dry run).
-    Contents that the corpus does not hold yet are waited for: see `offer`. Raises UserError, PathClosed."""
-    found = diff(session, corpus, manifest, delete_missing=delete_missing, done_hash=done_hash, names=names)
-    if dry_run:
-        return {**found.shown(), "job_id": None}
-    sha_of = {entry.path: entry.sha256 for entry in manifest}
-    known = _known_files(session, corpus.id, names)
-    items = moves(session, corpus.id, found)
-    for path in (*found.modified, *found.added):
-        file_id = known.get(sha_of[path])
-        if file_id is None:
-            items.append(JobItem(path, None, sha256=sha_of[path]))
-        else:
-            items.append(JobItem(path, attach(session, corpus, path, file_id, sha_of[path], names=names).id, file_id))
-    job = create_job(
-        session,
-        tenant_id=corpus.tenant_id,
-        corpus_id=corpus.id,
-        type="sync",
-        items=items,
-        request={"delete_missing": delete_missing, "manifest": True, **asked_by(names)},
-    )
-    job.result = {"sync": found.recorded()}
+    """The diff for the corpus that `find` gives, in the name of who is known by `names`, with the id of the job that carries
+    it out (None for a dry run). Contents that the corpus does not hold yet are waited for: see `offer`. What `find` writes is
+    in the transaction that makes the job. Raises UserError, PathClosed, and what `find` raises."""
+    with catalogue.write() as session:
+        corpus = find(session)
+        found = diff(session, corpus, manifest, delete_missing=delete_missing, done_hash=done_hash, names=names)
+        if dry_run:
+            return {**found.shown(), "job_id": None}
+        sha_of = {entry.path: entry.sha256 for entry in manifest}
+        known = _known_files(session, corpus.id, names)
+        wanted = (*found.modified, *found.added)
+        placed = [(path, known[sha_of[path]]) for path in wanted if sha_of[path] in known]
+        items = moves(session, corpus.id, found)
+        items += [JobItem(path, None, sha256=sha_of[path]) for path in wanted if sha_of[path] not in known]
+        planned = len(placed) <= BATCH
+        job = create_job(
+            session,
+            tenant_id=corpus.tenant_id,
+            corpus_id=corpus.id,
+            type="sync",
+            items=items + (items_of(session, corpus, placed, names) if planned else []),
+            request={"delete_missing": delete_missing, "manifest": True, **asked_by(names)},
+            planned=planned,
+        )
+        job.result = {"sync": found.recorded()}
+        if not planned:
+            lease_plan(job)
+    if not planned:
+        attach_for_request(catalogue, job, placed, names)
     return {**found.shown(), "job_id": job.id}
 
 
-def _known_files(session: Session, corpus_id: str, names: Collection[str]) -> dict[str, str]:
+def _known_files(session: Session, corpus_id: str, names: Collection[str]) -> dict[str, File]:
     """Files by hash that are in this corpus already, in documents open to the asker: whoever knows a hash need not know
     what has it."""
     query = (
-        select(File.sha256, File.id, Document.access)
+        select(File, Document.access)
         .join(Document, Document.file_id == File.id)
         .where(Document.corpus_id == corpus_id)
     )
-    return {row[0]: row[1] for row in session.execute(query) if is_open(row[2], names)}
+    return {file.sha256: file for file, access in session.execute(query) if is_open(access, names)}
 
 
 def offer(session: Session, file: File) -> set[str]:

@@ -24,11 +24,12 @@ from storage.catalogue.lease import Heartbeat
 from storage.codecs import CODECS
 from storage.codecs.transform import TRANSFORMS
 from storage.conditioning import KVKeys, Reading
-from storage.errors import Overloaded, Stopping, StorageUnavailable
+from storage.errors import Cancelled, Overloaded, Stopping, StorageUnavailable
 from storage.types import KVRecord
 
 log = structlog.get_logger()
 RETRY_DELAY = 5.0  # seconds until rows are tried again whose store did not answer
+CANCEL_SECONDS = 0.25  # how often it is looked whether a batch that is being computed is still wanted
 
 
 @dataclass
@@ -93,6 +94,9 @@ class KVQueue:
         self._settled = settled
         self._elsewhere = elsewhere
         self._held: set[str] = set()
+        self._computing: Batch | None = None
+        self._unwanted = False  # that batch: nobody waits for any of its rows
+        self._renewed = 0.0
         self._held_lock = threading.Lock()
         self._last_tenant: str | None = None
         self.throughput = Throughput()
@@ -113,7 +117,11 @@ class KVQueue:
                 if batch is None:
                     break
                 tried += len(batch.rows)
-                if (computed := self._compute(batch)) is None:
+                try:
+                    computed = self._compute(batch)
+                except Cancelled:
+                    continue
+                except Stopping:
                     break
                 if writing is not None:
                     writing.result()  # one batch at most is kept in memory besides the one being computed
@@ -125,14 +133,26 @@ class KVQueue:
     # --- leases ---
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._renew, self._lease_seconds / 3)
+        self._renewed = time.monotonic()
+        return Heartbeat(self._beat, min(CANCEL_SECONDS, self._lease_seconds / 3))
 
-    def _renew(self) -> None:
+    def _beat(self) -> None:
+        if (batch := self._computing) is not None:
+            with self._catalogue.read() as session:
+                unwanted = not rows.is_wanted(session, batch)
+            with self._held_lock:
+                self._unwanted = unwanted and self._computing is batch
         with self._held_lock:
             held = set(self._held)
-        if held:
+        if held and time.monotonic() - self._renewed >= self._lease_seconds / 3:
             with self._catalogue.write() as session:
                 rows.renew(session, held, self._lease_seconds)
+            self._renewed = time.monotonic()
+
+    def check(self) -> None:
+        """To be called while a batch is computed. Raises Cancelled if nobody waits for any of its rows by now."""
+        if self._unwanted:
+            raise Cancelled("the batch is wanted no more")
 
     def _claim(self) -> Batch | None:
         with self._catalogue.write() as session:
@@ -148,17 +168,23 @@ class KVQueue:
 
     # --- computing ---
 
-    def _compute(self, batch: Batch) -> _Computed | None:
-        """None if this process is to end meanwhile: then the rows are another worker's at once, and nobody is to blame."""
+    def _compute(self, batch: Batch) -> _Computed:
+        """Raises Stopping if this process is to end meanwhile: then the rows are another worker's at once, and nobody is to
+        blame. And Cancelled if nobody waits for them any more."""
         try:
+            with self._held_lock:
+                self._computing, self._unwanted = batch, False
             with self._span("kv.compile", batch):
                 return self._computed(batch)
-        except Stopping:
+        except (Stopping, Cancelled):
             with self._catalogue.write() as session:
                 keys = [row.key for row in batch.rows]
                 rows.give_back(session, batch, keys, blame=False, max_attempts=self._max_attempts)
             self._let_go(batch)
-            return None
+            raise
+        finally:
+            with self._held_lock:
+                self._computing, self._unwanted = None, False
 
     def _span(self, name: str, batch: Batch) -> AbstractContextManager[object]:
         """A part of the trace of the job the batch is for; of several jobs, a trace of its own with links to theirs."""
@@ -186,7 +212,7 @@ class KVQueue:
             if mine:
                 results = self._reader.compile_readings([read[row.key].reading for row in mine])
                 tensors = {row.key: kv for row, kv in zip(mine, results, strict=True)}
-        except Stopping:
+        except (Stopping, Cancelled):
             raise
         except Exception as error:  # noqa: BLE001 - one chunk's fault must not fail the chunks beside it
             log.warning("compile_failed", chunks=len(mine), error=type(error).__name__)
@@ -204,7 +230,7 @@ class KVQueue:
         for key, each in read.items():
             try:
                 [tensors[key]] = self._reader.compile_readings([each.reading])
-            except Stopping:
+            except (Stopping, Cancelled):
                 raise
             except Exception as error:  # noqa: BLE001 - it is tried again, and fails alone
                 log.warning("compile_failed", key=key[:12], error=type(error).__name__)

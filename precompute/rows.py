@@ -147,6 +147,14 @@ def _ids(stored: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(stored) // 4}I", stored)
 
 
+def is_wanted(session: Session, batch: Batch) -> bool:
+    """Whether a row of the batch is still its own: what is cancelled, or has lost its lease, is not."""
+    held = select(KVObject.key).where(
+        KVObject.key.in_([owed.key for owed in batch.rows]), KVObject.status == "leased", KVObject.lease_owner == batch.token
+    )
+    return session.scalars(held.limit(1)).first() is not None
+
+
 def renew(session: Session, tokens: Iterable[str], seconds: float) -> None:
     """Renew all that these leases hold, and the heartbeats of the jobs behind it."""
     now = time.time()

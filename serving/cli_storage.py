@@ -45,18 +45,21 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Hold the catalogue and the object store against each other; exit code 1 if something is broken and not repaired."""
+    from ingest.recompute import queue_recompute
     from ingest.verify import Verifier
-    from precompute.rows import request_repair
 
     with _parts() as parts:
+        broken: list[str] = []
 
         def owe(key: str) -> bool:
-            with parts.catalogue.write() as session:
-                return request_repair(session, key)
+            broken.append(key)
+            return True
 
         elsewhere = parts.parent.stored if parts.parent else lambda _: ()
         steps = (owe, parts.restore_basis) if repair else (None, None)
         found = Verifier(parts.catalogue, parts.objects, sample, steps[0], elsewhere, steps[1]).run()
+        with parts.catalogue.write() as session:
+            queue_recompute(session, broken)
     show(found.shown(), as_json, _findings)
     raise typer.Exit(int(found.unrepaired > 0))
 

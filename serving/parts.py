@@ -291,8 +291,7 @@ class Wiring(StorageParts):
         from precompute.queue import KVQueue
         from precompute.types import nowhere
 
-        self.reader.check = self._check_stop
-        return KVQueue(
+        queue = KVQueue(
             self.catalogue,
             self.kv_store,
             self.reader,
@@ -303,9 +302,13 @@ class Wiring(StorageParts):
             elsewhere=self.parent.elsewhere if self.parent else nowhere,
         )
 
-    def _check_stop(self) -> None:
-        if self.stopping.is_set():
-            raise Stopping
+        def check() -> None:
+            if self.stopping.is_set():
+                raise Stopping
+            queue.check()
+
+        self.reader.check = check
+        return queue
 
     def _settle(self, job_ids: set[str]) -> None:
         from ingest.jobs import settle

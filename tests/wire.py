@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import struct
 import threading
 import time
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ class Wire:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
-        self._cut = False
+        self._cut = self._reset = False
         self.delay_s = self.rtt_s = 0.0
         self.bytes_per_s: float | None = None
         self.flip_after: int | None = None  # answer bytes until one is flipped, once
@@ -36,19 +37,22 @@ class Wire:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.getsockname()[1]}"
 
-    def cut(self) -> None:
-        """Whatever is under way breaks off, and nothing gets through."""
+    def cut(self, reset: bool = False) -> None:
+        """Whatever is under way breaks off, and nothing gets through. Both sides see an end (FIN), or with `reset` an RST, as of
+        a machine that has gone and come back."""
         with self._lock:
-            self._cut = True
+            self._cut, self._reset = True, reset
             for pair in self._pairs:
                 for end in pair:
                     with contextlib.suppress(OSError):
-                        end.shutdown(socket.SHUT_RDWR)
+                        if reset:
+                            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+                        end.shutdown(socket.SHUT_RD if reset else socket.SHUT_RDWR)
             self._pairs.clear()
 
     def heal(self) -> None:
         with self._lock:
-            self._cut = False
+            self._cut = self._reset = False
 
     def close(self) -> None:
         self.cut()
@@ -93,7 +97,7 @@ class Wire:
                 under_way.put((time.monotonic() + self.rtt_s / 2, data))
         under_way.put((0.0, b""))
         far.join()
-        for end in (source, sink):
+        for end in (source, sink) if not self._reset else ():
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 

@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 from ingest import jobs
 from ingest.archive import Skipped, is_archive
 from ingest.archive_isolated import expand_isolated
-from ingest.attach import attach
-from ingest.files import PART, drop_source_files, hold, store_file
+from ingest.attaching import BATCH, attach_for_request, check_open, items_of
+from ingest.files import PART, drop_source_files, store_file
 from ingest.job_view import view
-from ingest.jobs import JobItem, create_job
+from ingest.jobs import create_job
+from ingest.plans import lease_plan
 from ingest.sync import offer
 from serving.api.parts import ApiParts
 from serving.auth import Principal, audit
@@ -147,19 +148,27 @@ def upload(
 
 def _attached(parts: ApiParts, who: Principal, corpus_id: str, kept: Sequence[tuple[str, File]]) -> dict[str, Any]:
     """The job that makes a document of each stored file, which is a file like any other from here on."""
+
+    def adopt(session: Session, stored: File) -> File:
+        file = files.adopt(session, stored, "assistants")
+        offer(session, file)
+        return file
+
+    planned = len(kept) <= BATCH
     with parts.catalogue.write() as session:
         corpus = corpora.find(session, who, corpus_id)
-        hold(session, [file.id for _, file in kept])
-        items = []
-        for path, stored in kept:
-            file = files.adopt(session, stored, "assistants")
-            items.append(JobItem(path, attach(session, corpus, path, file.id, file.sha256, names=who.names).id, file.id))
-            offer(session, file)
+        check_open(session, corpus, [path for path, _ in kept], who.names)
         job = create_job(
-            session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest", items=items,
-            request=jobs.asked_by(who.names),
+            session, tenant_id=who.tenant_id, corpus_id=corpus.id, type="ingest",
+            items=items_of(session, corpus, kept, who.names, adopt) if planned else (),
+            request=jobs.asked_by(who.names), planned=planned,
         )  # fmt: skip
-        return view(session, job, who.names)
+        if not planned:
+            lease_plan(job)
+    if not planned:
+        attach_for_request(parts.catalogue, job, kept, who.names, adopt)
+    with parts.catalogue.read() as session:
+        return view(session, session.get_one(Job, job.id), who.names)
 
 
 def _unpacked(given: Sequence[tuple[str, BinaryIO]]) -> Iterator[tuple[str, bytes | BinaryIO | Skipped]]:

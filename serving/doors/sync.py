@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import delete
+from sqlalchemy.orm import Session
 
 from ingest.job_view import view
 from ingest.rights import diff_shown_to
@@ -41,19 +42,23 @@ def from_manifest(
     """What the manifest changes, and unless it is a dry run the job that does; contents are uploaded after.
 
     Raises NotFound, PathClosed, UserError."""
-    with parts.catalogue.write() as session:
+
+
+    def find(session: Session) -> Corpus:
         corpus = corpora.find(session, who, corpus_id)
-        done = sync_manifest(
-            session,
-            corpus,
-            manifest,
-            delete_missing=delete_missing,
-            done_hash=parts.done_hash,
-            dry_run=dry_run,
-            names=who.names,
-        )
         if not dry_run and delete_missing:
             audit(session, who, "corpus.sync", corpus_id, parts.clock())
+        return corpus
+
+    done = sync_manifest(
+        parts.catalogue,
+        find,
+        manifest,
+        delete_missing=delete_missing,
+        done_hash=parts.done_hash,
+        dry_run=dry_run,
+        names=who.names,
+    )
     if not dry_run:
         parts.ring("ingest")
     return {"object": "corpus.sync", "corpus_id": corpus_id, **done}

@@ -25,9 +25,11 @@ from serving.local_broker import LocalBroker
 from storage.catalogue.schema import ChunkRow, Document, IndexGeneration, Job, JobFile, KVObject
 from storage.errors import FILE_ERROR_CODES
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 JOBS, KILLS, SEED = 50, 14, int(os.environ.get("CHAOS_SEED", "20261130"))
+PATIENCE = 900.0  # seconds: a process that starts on a busy machine may take minutes
+MOST_LOST = 0.05  # share of the sound files that may fail because their workers were killed three times
 VICTIMS = ("worker-1", "worker-2", "serve", "beat", "broker")
 ACTIVE = ("queued", "in_progress", "cancelling")
 
@@ -61,7 +63,7 @@ def files_of(number: int) -> list[tuple[str, bytes]]:
 def insist(site: Site, method: str, path: str, **arguments: Any) -> Any:
     """Ask until the API, which may have been killed, has answered."""
     headers = {"authorization": f"Bearer {site.key}"}
-    end = time.monotonic() + 300
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
             answer = httpx.request(method, f"{site.url}/v1{path}", headers=headers, timeout=30, **arguments)
@@ -127,10 +129,10 @@ def test_fifty_jobs_end_truthfully_whoever_is_killed(small_site: Site, broker: L
     for number in range(JOBS):
         sent = [("files", (path, data)) for path, data in files_of(number)]
         insist(site, "POST", f"/corpora/{corpus}/documents", files=sent)
-    killer.join(600)
+    killer.join(PATIENCE)
     assert sum(killer.killed.values()) == KILLS, killer.killed
     assert set(killer.killed) == set(VICTIMS)
-    until(lambda: active_jobs(site) == 0, 400, "the end of all jobs")
+    until(lambda: active_jobs(site) == 0, PATIENCE, "the end of all jobs")
     check_rows(site)
     check_searches(site, corpus)
 
@@ -148,7 +150,9 @@ def check_rows(site: Site) -> None:
         tables = [f"index_{kind}_{generation}" for kind in ("vector", "words")]
         vectors, lexical = (session.scalar(text(f"SELECT count(*) FROM {table}")) for table in tables)
     catalogue.close()
+    wanted = {path for number in range(JOBS) for path, _ in files_of(number)}
     assert len(jobs) >= JOBS
+    assert {document.path for document in documents.values()} == wanted
     assert Counter(job.status for job in jobs).keys() <= {"completed", "completed_with_errors", "failed"}
     assert max(Counter((c.document_id, c.ordinal) for c in chunks).values()) == 1
     assert vectors == lexical == len(chunks)
@@ -167,26 +171,50 @@ def check_rows(site: Site) -> None:
         else:
             assert file.status == "failed"
             assert errors[file.job_id, file.path] in FILE_ERROR_CODES
-    lost = Counter(errors.values())
-    assert lost["invalid_file"] + lost["parser_crash"] >= JOBS // 7
+    broken = [file for file in files if file.path.endswith("broken.pdf")]
+    assert {file.status for file in broken} == {"failed"}
+    sound = [file for file in files if file not in broken]
+    lost = Counter(errors[key] for file in sound if (key := (file.job_id, file.path)) in errors)
+    assert set(lost) <= {"worker_lost", "storage_error", "kv_failed"}, lost
+    assert lost.total() <= len(sound) * MOST_LOST, lost
 
 
 def check_searches(site: Site, corpus: str) -> None:
-    listed = insist(site, "GET", f"/vector_stores/{corpus}/files?filter=failed&limit=100")["data"]
-    failed = {file["path"] for file in listed}
+    listed = insist(site, "GET", f"/vector_stores/{corpus}/files?filter=failed&limit=100")
+    assert not listed["has_more"]
+    failed = {file["path"] for file in listed["data"]}
     for number in range(JOBS):
         for file in range(1 + number % 3):
-            if f"n{number}/{file}.md" in failed:
+            paths = [f"n{number}/{file}.md"]
+            if number % 9 == 0 and file == 0:  # of two documents with one text a search may show either
+                paths.append(f"n{number}/0.md.copy.md")
+            if failed.issuperset(paths):
                 continue
             hits = insist(site, "POST", f"/vector_stores/{corpus}/search", json={"query": f"unique{number}x{file}"})["data"]
-            assert f"n{number}/{file}.md" in {hit["filename"] for hit in hits} or number % 9 == 0
+            [best, *_] = [hit for hit in hits if f"unique{number}x{file} " in hit["content"][0]["text"]]
+            assert best["filename"] in paths
 
 
-# A worker that asks the broker for its messages again long before a file is done.
+# A worker that asks the broker for its messages again long before its batches are done, and writes down what it is given.
 VISIBILITY_S = 2
 IMPATIENT = f"""
+import os, time
+from celery.signals import task_prerun
 import serving.celery_app
+from precompute.queue import KVQueue
 serving.celery_app.REDIS_OPTIONS["visibility_timeout"] = {VISIBILITY_S}
+computed = KVQueue._computed
+
+def slowly(queue, batch):
+    time.sleep({1.5 * VISIBILITY_S})
+    return computed(queue, batch)
+
+def delivered(task_id, task, **_):
+    with open(os.environ["DELIVERIES"], "a") as file:
+        file.write(f"{{task_id}} {{task.name}}\\n")
+
+KVQueue._computed = slowly
+task_prerun.connect(delivered)
 from serving.cli import main
 main()
 """
@@ -199,18 +227,19 @@ def test_connections_reset_and_messages_delivered_again_do_each_file_once(small_
         site.backends.environ["PREREAD_BROKER_URL"] = f"redis://:{where.password}@127.0.0.1:{wire.url.rsplit(':', 1)[1]}/0"
         site.start("serve")
         site.start("beat")
+        site.backends.environ["DELIVERIES"] = str(site.folder / "deliveries")
         for number in (1, 2):
             site.start("worker", f"worker-{number}", [sys.executable, "-c", IMPATIENT, "worker"])
         site.wait_ready(600)
         corpus = insist(site, "POST", "/vector_stores", json={"name": "resets"})["id"]
-        long = "\n\n".join(words(number, 0) for number in range(60)).encode()
+        long = "\n\n".join(words(number, 0) for number in range(20)).encode()
         for number in range(6):
             sent = [("files", (f"{number}.md", b"# %d\n\n" % number + long))]
             insist(site, "POST", f"/corpora/{corpus}/documents", files=sent)
-            wire.cut()
+            wire.cut(reset=number % 2 == 0)
             time.sleep(1)
             wire.heal()
-        until(lambda: active_jobs(site) == 0, 300, "the end of all jobs")
+        until(lambda: active_jobs(site) == 0, PATIENCE, "the end of all jobs")
     finally:
         wire.close()
     catalogue = site.catalogue()
@@ -218,8 +247,15 @@ def test_connections_reset_and_messages_delivered_again_do_each_file_once(small_
         generations = session.scalars(select(Document.generation)).all()
         attempts = session.scalars(select(JobFile.attempt)).all()
         statuses = session.scalars(select(Job.status)).all()
-        lasted = session.scalars(select(Job.finished_at - Job.started_at)).all()
+        chunks = session.execute(select(ChunkRow.document_id, ChunkRow.ordinal)).all()
+        computed = sum(job.result["kv"]["chunks"] for job in session.scalars(select(Job)))
+        kv = session.scalars(select(KVObject.status)).all()
     catalogue.close()
-    assert max(lasted) > 2 * VISIBILITY_S, "no job outlasted the broker's patience: this proves nothing"
+    deliveries = Counter((site.folder / "deliveries").read_text().split("\n"))
+    again = {task: count for task, count in deliveries.items() if count > 1}
+    assert again, f"no message was delivered twice: this proves nothing ({deliveries.total()} deliveries)"
     assert set(statuses) == {"completed"}
     assert (set(generations), set(attempts)) == ({1}, {0}), "one commit of each file"
+    assert max(Counter(map(tuple, chunks)).values()) == 1
+    assert set(kv) == {"done"}
+    assert computed == len(kv), "each chunk's KV once"

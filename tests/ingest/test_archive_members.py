@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +34,7 @@ def test_a_file_that_is_deleted_between_unpacking_and_commit_is_unpacked_again(w
     old = store_file(work.catalogue, work.objects, "t1", "a.zip!/m.txt", b"one", SOURCE_PURPOSE)
     work.upload(corpus, {"a.zip": zipped_texts(m="one", n="two")})
     run = begun(work)
+    run.waits_for.result(60)
     drop_source_files(work.catalogue, work.objects, "t1", [old.id])  # as another commit's end does
     run.finish()
     assert work.count(JobFile) == 1
@@ -69,7 +70,9 @@ def is_cancelled_while_it_waits(work: Work, monkeypatch: pytest.MonkeyPatch) -> 
     run = begun(work)
     with work.catalogue.write() as session:
         cancel(session, session.query(JobFile).one().job_id)
-    run.wait(threading.Event())
+    while not run.ended:
+        run.look()
+        time.sleep(0.01)
 
 
 def is_left(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fixtures_work import Work, make_work, paragraphs
 from sqlalchemy import event, text, update
 
+from ingest.jobs import retry
 from ingest.ticker import reap
 from storage.catalogue import engine
 from storage.catalogue.schema import ChunkRow, Document, Job, JobFile
@@ -108,4 +109,39 @@ def test_a_full_disk_of_the_catalogue_is_a_refusal_and_the_job_ends_when_there_i
     limit[0] = 1 << 30
     shown = until_done(work, job)
     assert shown["status"] == "completed", shown["errors"]
+    assert work.count(ChunkRow) == 120
+
+
+def test_a_disk_of_the_catalogue_that_stays_full_fails_files_as_storage_error_and_a_retry_completes_them(work: Work) -> None:
+    corpus = work.corpus()
+    job = work.upload(corpus, {f"{i}.txt": paragraphs(30, tag=f"t{i}x") for i in range(4)})
+    with work.catalogue.read() as session:
+        limit = [(session.scalar(text("PRAGMA page_count")) or 0) + 2]
+
+    def cap(connection: Any, record: Any, proxy: Any) -> None:
+        connection.execute(f"PRAGMA max_page_count = {limit[0]}")
+
+    event.listen(work.catalogue.engine, "checkout", cap)
+    work.catalogue.engine.dispose()
+    for _ in range(20):
+        try:
+            work.worker().drain()
+            with work.catalogue.write() as session:
+                session.execute(update(JobFile).where(JobFile.status == "pending").values(lease_expires=None))
+        except (Overloaded, StorageUnavailable):
+            pass
+    work.compute_kv()
+    shown = work.view(job)
+    lost = {error["filename"]: (error["code"], error["retryable"]) for error in shown["errors"]}
+    assert shown["status"] in ("failed", "completed_with_errors")
+    assert lost
+    assert set(lost.values()) == {("storage_error", True)}
+    assert shown["attempt"] == shown["max_attempts"] == 3
+    assert work.count(ChunkRow) == 30 * (4 - len(lost)), "whole documents or none"
+    limit[0] = 1 << 30
+    work.catalogue.engine.dispose()
+    with work.catalogue.write() as session:
+        again = retry(session, job).id
+    shown = until_done(work, again)
+    assert (shown["status"], shown["progress"]["files_total"]) == ("completed", len(lost))
     assert work.count(ChunkRow) == 120

@@ -136,7 +136,7 @@ sys.path.insert(0, sys.argv[2])
 from fixtures_work import open_work
 from ingest.leases import claim_file
 work = open_work(Path(sys.argv[1]))
-work.pipeline.begin(claim_file(work.catalogue, "doomed", 0.1))
+work.pipeline.begin(claim_file(work.catalogue, "doomed", 0.1)).waits_for.result(60)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from fixtures_work import WordEmbedder, Work
 
-from ingest import worker
+from ingest import hand
 from ingest.embedding import EmbedQueue
+from ingest.hand import IN_HAND
 from ingest.jobs import cancel
 from ingest.ticker import reap
-from ingest.worker import IN_HAND, IngestWorker
+from ingest.worker import IngestWorker
 from storage.catalogue.schema import ChunkRow, Job, JobFile
 
 PATIENCE = 30.0  # seconds that a busy machine may take for what takes none
@@ -106,7 +107,7 @@ def first_is_held(watched: Watched, until: Callable[[], bool]) -> list[int]:
     return held
 
 
-def test_small_files_are_embedded_together_and_committed_in_order(watched: Watched) -> None:
+def test_small_files_are_embedded_together(watched: Watched) -> None:
     first_is_held(watched, lambda: watched.leased > IN_HAND)
     many(watched.work, 12)
     assert watched.worker.drain() == 12
@@ -124,7 +125,7 @@ def test_a_worker_has_so_many_files_in_hand_and_one_ahead_and_no_more(watched: W
 
 
 def test_large_files_are_not_in_hand_together(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "TEXT_IN_HAND", 200)
+    monkeypatch.setattr(hand, "TEXT_IN_HAND", 200)
     held = first_is_held(watched, lambda: watched.leased > 1)
     many(watched.work, 4, words=60)
     watched.worker.drain()

@@ -11,7 +11,6 @@ import time
 import zipfile
 from pathlib import Path
 
-import pytest
 from fixtures_work import Work, paragraphs
 from sqlalchemy import select, update
 
@@ -148,27 +147,35 @@ def test_a_cancelled_update_keeps_the_old_text(work: Work) -> None:
     assert work.chunks(corpus) == ["old text"]
 
 
-def test_a_crash_at_chunk_three_of_five_leaves_nothing_and_the_next_run_all_five(work: Work) -> None:
+DIES_AT_THREE = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from fixtures_work import open_work
+work = open_work(Path(sys.argv[1]))
+real = work.index.add
+
+def dies(session, corpus_id, rows):
+    real(session, corpus_id, rows[:3])
+    print(len(rows), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+work.index.add = dies
+work.worker("doomed").drain()
+"""
+
+
+def test_kill_9_at_chunk_three_of_five_leaves_nothing_and_the_next_run_all_five(work: Work, tmp_path: Path) -> None:
     corpus = work.corpus()
     job = work.upload(corpus, {"a.txt": paragraphs(5)})
-    lease = claim_file(work.catalogue, "w1", 5)
-    assert lease is not None
-    real, added = work.index.add, []
-
-    def dies_at_three(session: object, corpus_id: str, rows: list[tuple[int, str, list[float]]]) -> None:
-        real(session, corpus_id, rows[:3])
-        added.append(len(rows))
-        raise KeyboardInterrupt
-
-    work.index.add = dies_at_three
-    with pytest.raises(KeyboardInterrupt):
-        work.pipeline.process(lease)
-    assert added == [5]
+    tests = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-c", DIES_AT_THREE, str(tmp_path), str(tests)]
+    killed = subprocess.run(command, cwd=tests.parent, stdout=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (killed.returncode, killed.stdout.split()[-1]) == (-signal.SIGKILL, "5")
     assert work.chunks(corpus) == []
     document = work.document(corpus, "a.txt")
     assert document is not None
     assert document.done_hash is None
-    work.index.add = real
     with work.catalogue.write() as session:
         session.execute(update(JobFile).values(lease_expires=time.time() - 1))
         reap(session)

@@ -16,6 +16,7 @@ from sqlalchemy import select, update
 
 from ingest.jobs import cancel, settle
 from ingest.purge import sweep
+from ingest.recompute import queue_recompute
 from precompute import rows
 from precompute.queue import RETRY_DELAY, KVQueue
 from precompute.types import Elsewhere
@@ -538,3 +539,40 @@ def test_a_worker_that_is_told_to_end_gives_its_rows_back_unharmed(work: Work, s
     assert work.count(KVObject, KVObject.status == "pending", KVObject.attempt == 0, KVObject.lease_expires.is_(None)) == 5
     assert make_queue(work, store, TinyReader(), "kv2").drain() == 5
     assert work.count(KVObject, KVObject.status == "done", KVObject.attempt == 0) == 5
+
+
+def test_broken_kv_is_computed_again_by_a_job_that_tells_the_truth(work: Work, store: KVStore, reader: TinyReader) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.txt": paragraphs(4), "b.txt": paragraphs(1), "c.txt": "another text"})
+    queue = make_queue(work, store, reader)
+    queue.drain()
+    with work.catalogue.read() as session:
+        of_a = select(ChunkRow.kv_key).join(Document).where(Document.path == "a.txt")
+        broken = session.scalars(of_a.order_by(ChunkRow.ordinal).limit(2)).all()
+    store.delete(broken)
+    with work.catalogue.write() as session:
+        [job] = [each.id for each in queue_recompute(session, broken)]
+    assert work.view(job)["type"] == "precompute"
+    before = reader.compiled
+    work.worker().drain()
+    assert work.view(job)["status"] == "in_progress", "its KV is still owed"
+    queue.drain()
+    shown = work.view(job)
+    assert shown["status"] == "completed"
+    assert reader.compiled - before == 2
+    progress = shown["progress"]
+    assert (progress["chunks_computed"], progress["chunks_reused"], progress["files_total"]) == (2, 3, 2)
+    assert work.count(KVObject, KVObject.status != "done") == 0
+    assert work.parser.parsed.count("a.txt") == 1, "no document was read again"
+
+
+def test_kv_that_cannot_be_computed_again_is_an_error_of_its_job(work: Work, store: KVStore, reader: TinyReader) -> None:
+    work.ingest(work.corpus(), {"a.txt": paragraphs(2)})
+    make_queue(work, store, reader).drain()
+    with work.catalogue.write() as session:
+        keys = session.scalars(select(KVObject.key)).all()
+        [job] = [each.id for each in queue_recompute(session, keys)]
+    work.worker().drain()
+    make_queue(work, Broken(store, ValueError("never")), reader).drain()
+    assert [error["code"] for error in work.view(job)["errors"]] == ["kv_failed"]
+    assert work.view(job)["status"] == "completed_with_errors"

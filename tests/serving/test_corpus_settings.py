@@ -27,7 +27,7 @@ def test_another_conditioning_brings_the_documents_along(site: Site) -> None:
         assert http.get(url).json()["conditioning"] == "none"
         changed = http.put(url, json={"conditioning": "document"}).json()
         assert (changed["conditioning"], changed["emphasis"]) == ("document", {})
-        [job] = [job for job in http.get("/v1/jobs").json()["data"] if job["type"] == "reindex"]
+        [job] = [job for job in http.get("/v1/jobs").json()["data"] if job["type"] == "precompute"]
         site.work.worker().drain()
         assert http.get(f"/v1/jobs/{job['id']}").json()["progress"]["chunks_total"] == 3
         after = keys(site)
@@ -36,7 +36,7 @@ def test_another_conditioning_brings_the_documents_along(site: Site) -> None:
         http.put(url, json={"conditioning": "document"}).raise_for_status()
         http.put(url, json={"emphasis": {"*": 2.0}}).raise_for_status()
         assert http.get(url).json()["conditioning"] == "document", "what is left out stays"
-        assert len([job for job in http.get("/v1/jobs").json()["data"] if job["type"] == "reindex"]) == 1
+        assert len([job for job in http.get("/v1/jobs").json()["data"] if job["type"] == "precompute"]) == 1
 
 
 @pytest.mark.parametrize(

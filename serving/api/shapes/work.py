@@ -45,7 +45,7 @@ class JobWarning(BaseModel):
 class Job(BaseModel):
     id: JobId
     object: Literal["job"]
-    type: Literal["ingest", "sync", "delete", "reindex"]
+    type: Literal["ingest", "sync", "delete", "reindex", "precompute"]
     status: JobStatus
     corpus_id: Id | None
     created_at: Moment
