@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from storage.codecs.scratch import Scratch
+
 _HEAD = struct.Struct("<8s3I")
 _MAGIC = b"PRBASIS1"
 MAX_BYTES = 1 << 30
 ONES = 3  # rows of the mean: as many bf16 numbers hold all digits of an fp32
-_ROWS = 16  # what the tokens are filled up to a multiple of
+_ROWS = 8  # what the tokens are filled up to a multiple of
 _CAPABILITIES: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
 _BF16_PRODUCTS = bool(_CAPABILITIES.get("avx512_bf16"))
 # Integers that 8 bits do not hold: where they stand, ascending, and what they are.
@@ -96,7 +98,7 @@ class Basis:
         """V [kv_heads, tokens, head_dim] in units of steps, fp32, of the same shape."""
         return (v.float() - self.means[layer, 1].unsqueeze(-2)) / self.steps[layer]
 
-    def expand_k(self, x: torch.Tensor, patches: Patches, first: int, out: torch.Tensor) -> None:
+    def expand_k(self, x: torch.Tensor, patches: Patches, first: int, out: torch.Tensor, scratch: Scratch) -> None:
         """`out` [layers, kv_heads, tokens, head_dim], the layers from `first` on, from integers `x` int8 [layers, components,
         kv_heads, tokens], in which `patches` say what to put in. Sums are fp32, rounded once: the integers, up to 256, are exact
         in bf16 as well, whose products are taken where the processor has them: twice as fast.
@@ -106,20 +108,22 @@ class Basis:
         fast = out.dtype == torch.bfloat16 and _BF16_PRODUCTS
         matrices = (self._rows_bf16 if fast else self._rows)[first : first + layers].flatten(0, 1)
         # Filled up, since the library makes code for each shape it meets, which takes as long as a small chunk.
-        rows = torch.empty((layers, heads, ONES + width, -(-tokens // _ROWS) * _ROWS), dtype=matrices.dtype)
+        filled = -(-tokens // _ROWS) * _ROWS
+        rows = scratch.take((layers, heads, ONES + width, filled), matrices.dtype)
         rows[:, :, :ONES] = 1
         rows[:, :, ONES:, :tokens] = x.transpose(1, 2)
         if len(patches[0]):
             layer, component, head, token = np.unravel_index(patches[0], x.shape)
-            places = ((layer * heads + head) * (ONES + width) + ONES + component) * rows.shape[-1] + token
+            places = ((layer * heads + head) * (ONES + width) + ONES + component) * filled + token
             rows.view(-1)[torch.from_numpy(places)] = torch.from_numpy(patches[1]).to(rows.dtype)
-        product = torch.bmm(rows.flatten(0, 1).transpose(1, 2), matrices)
-        out.copy_(product.view(layers, heads, -1, width)[:, :, :tokens])
+        product = scratch.take((layers * heads, filled, width), matrices.dtype)
+        torch.bmm(rows.flatten(0, 1).transpose(1, 2), matrices, out=product)
+        out.copy_(product.view(layers, heads, filled, width)[:, :, :tokens])
 
-    def expand_v(self, x: torch.Tensor, patches: Patches, first: int, out: torch.Tensor) -> None:
+    def expand_v(self, x: torch.Tensor, patches: Patches, first: int, out: torch.Tensor, scratch: Scratch) -> None:
         """`out` from integers `x` int8, both [layers, kv_heads, tokens, head_dim], and `patches` as above; rounded once."""
         steps, means = self.steps[first : first + len(x)].view(-1, 1, 1, 1), self.means[first : first + len(x), 1].unsqueeze(-2)
-        numbers = x.float()
+        numbers = scratch.take(x.shape, torch.float32).copy_(x)
         if len(patches[0]):
             numbers.view(-1).numpy()[patches[0]] = patches[1]
         out.copy_(torch.addcmul(means, numbers, steps, out=numbers))

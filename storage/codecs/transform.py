@@ -22,6 +22,7 @@ from storage.codecs import transform_1, transform_2, transform_3
 from storage.codecs.basis import NO_PATCHES, Basis, Patches
 from storage.codecs.lossless import Lossless
 from storage.codecs.packing import spans
+from storage.codecs.scratch import Scratch, ScratchPool
 from storage.codecs.zstd import Unpacker
 
 PREFIX = "transform:"
@@ -29,6 +30,7 @@ TRANSFORMS = ("transform", "transform8")  # as settings and rules name them: the
 _LOSSLESS, _PACKED = 0, 3
 _UNPACK = {1: transform_1.unpack_layer, 2: transform_2.unpack_layer, _PACKED: transform_3.unpack_layer}
 _LARGEST = 256
+_POOL = ScratchPool()
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,10 @@ class Transform:
         """See Codec."""
         self._check(first + len(sections) - 1, layer_shape)
         out, unpacker = torch.empty((len(sections), *layer_shape), dtype=dtype), Unpacker()
-        for span in spans(len(sections), math.prod(layer_shape[1:])):
-            self._read(unpacker, sections[span], first + span.start, out[span])
+        with _POOL.borrowed() as scratch:
+            for span in spans(len(sections), math.prod(layer_shape[1:])):
+                with scratch.room():
+                    self._read(unpacker, scratch, sections[span], first + span.start, out[span])
         return out
 
     def _check(self, number: int, shape: Sequence[int]) -> None:
@@ -79,11 +83,13 @@ class Transform:
         if number >= layers or (shape[1], shape[3]) != (heads, width):
             raise ValueError("the basis is one of another model")
 
-    def _read(self, unpacker: Unpacker, sections: Sequence[torch.Tensor], first: int, out: torch.Tensor) -> None:
+    def _read(
+        self, unpacker: Unpacker, scratch: Scratch, sections: Sequence[torch.Tensor], first: int, out: torch.Tensor
+    ) -> None:
         """Fills `out` [layers, *layer_shape]."""
         layers, _, heads, tokens, width = out.shape
         each = heads * tokens * width
-        rows = torch.empty((layers, 2 * width, heads * tokens), dtype=torch.int8)
+        rows = scratch.take((layers, 2 * width, heads * tokens), torch.int8)
         by_layer = rows.numpy().view(np.uint8)
         patches: dict[int, Patches] = {}
         kept = []
@@ -98,8 +104,9 @@ class Transform:
                 raise ValueError("a section of no known kind")
         k, v = rows[:, :width].view(layers, width, heads, tokens), rows[:, width:].view(layers, heads, tokens, width)
         k_patches, v_patches = _apart(patches, each)
-        self.basis.expand_k(k, k_patches, first, out[:, 0])
-        self.basis.expand_v(v, v_patches, first, out[:, 1])
+        with scratch.room():
+            self.basis.expand_k(k, k_patches, first, out[:, 0], scratch)
+        self.basis.expand_v(v, v_patches, first, out[:, 1], scratch)
         for number in kept:
             out[number] = Lossless().decode([sections[number][1:]], out.dtype, (2, heads, tokens, width))[0]
 

@@ -23,6 +23,7 @@ from storage.codecs.zstd import Packer, Unpacker
 _HEAD = struct.Struct("<4I")  # begin, end; integers that no half holds, integers that no byte holds
 _BYTE, _HALF = 127, 7  # the largest integers that these hold
 _RARE = 0.003  # of V's integers: halves pay though so many are too large
+_LOWER, _FOUR, _EIGHT = (np.array(number, np.uint8) for number in (15, 4, 8))  # numbers would be made arrays at each use
 
 
 def pack_layer(k: Integers, v: Integers) -> bytes:
@@ -63,10 +64,11 @@ def unpack_layer(unpacker: Unpacker, data: memoryview, row: Bytes) -> Patches | 
     half = (end - begin) // 2
     middle = begin + half
     content = unpacker.unpack(data[frame:], len(row) - half)
+    halves, integers = content[begin:middle], row[begin:end]
     row[:begin] = content[:begin]
-    np.bitwise_and(content[begin:middle], 15, out=row[begin:middle])
-    np.right_shift(content[begin:middle], 4, out=row[middle:end])
-    row[begin:end] -= 8
+    np.bitwise_and(halves, _LOWER, integers[:half])
+    np.right_shift(halves, _FOUR, integers[half:])
+    np.subtract(integers, _EIGHT, integers)
     row[end:] = content[middle:]
     if large:
         places = np.frombuffer(data, "<u4", large, _HEAD.size)
