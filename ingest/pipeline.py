@@ -23,7 +23,7 @@ from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.embedding import Asked, EmbedQueue, Vectors
-from ingest.expand import Unpacked, commit_members, drop_unpacked, members, unpack
+from ingest.expand import Unpacked, commit_members, drop_unpacked, members, refuse_within, unpack
 from ingest.files import drop_source_files, open_file
 from ingest.jobs import STAGES, advance, lock_job, settle
 from ingest.languages import suffix_of
@@ -132,6 +132,7 @@ class Pipeline:
         with open_file(self.objects, file) as stream:
             self._stage(lease, "extract", hold)
             if is_archive(stream):
+                refuse_within(work.path)
                 found = unpack(self.catalogue, self.objects, lease.tenant_id, work.path, stream, hold.check)
                 return Rest(
                     lambda: self._commit_archive(lease, file, done_hash, found),
