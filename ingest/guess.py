@@ -16,6 +16,9 @@ import yaml
 from ingest.encoding import decode
 from storage.errors import FileError
 
+_HEAD = 4096  # bytes
+_FIRST = re.compile(rb"^[^\s#;][^\n]*", re.M)  # line that is no comment
+_BEGINS = re.compile(rb"\[|---|- |[\w./\"' -]+[=:]")
 _MOST = 1 << 20  # bytes: what is longer is not read twice to know it
 _FRONT_MATTER = re.compile(r"---\n(?:[\w-]+:.*\n(?:[ \t-].*\n)*)+---\n")
 _HEADING = re.compile(r"(?:\A|\n[ \t]*\n)#{1,6} \S.*(?=\n|\Z)")
@@ -69,13 +72,21 @@ def spoken_in(head: bytes) -> str | None:
 
 def format_of(data: bytes) -> str | None:
     """The parser for a text that is Markdown or one of settings; None for any other."""
-    if len(data) > _MOST:
+    if len(data) > _MOST or not _may_be_one(data[:_HEAD]):
         return None
     try:
         text = decode(data)
     except FileError:
         return None
     return next((name for name, says_so in _FORMATS.items() if says_so(text)), None)
+
+
+def _may_be_one(head: bytes) -> bool:
+    """Whether its first lines leave it open: of most prose this is all that is looked at."""
+    if b"\0" in head:
+        return True  # wide characters
+    first = _FIRST.search(head)
+    return b"\n#" in head or head.startswith(b"#") or (first is not None and _BEGINS.match(first[0]) is not None)
 
 
 def _is_toml(text: str) -> bool:

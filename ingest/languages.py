@@ -151,7 +151,7 @@ _SHEBANG = re.compile(rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?([A-Za-z]+[\d.]*)"
 _OBJC = re.compile(rb"^\s*(?:@(?:interface|implementation|protocol|import|class)\b|#import\b)", re.M)
 _CPP = re.compile(rb"^\s*(?:class|namespace|template|using|public:|private:)\b", re.M)
 
-_HEAD = 8192  # bytes in which a program shows its language
+_HEAD = 4096  # bytes in which a program shows its language
 _PYTHON = re.compile(rb"\n(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[:(])")
 NAMELESS = frozenset({"", "txt", "text", "dat", "data", "bak", "old", "out"})  # suffixes that say nothing
 
