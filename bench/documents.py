@@ -45,8 +45,8 @@ class Author:
 
 
 def generated(megabytes: float, seed: int = 0) -> Iterator[tuple[bytes, str]]:
-    """Content and name of files of each kind, `megabytes` of it each. PDFs only where
-    fpdf2 is installed: one of twenty pages for each megabyte."""
+    """Content and name of files of each kind, `megabytes` of it each. PDFs and office files only where what writes them is
+    installed: one for each megabyte, of twenty pages, of sixty sections, of forty slides, of 1,500 rows."""
     author = Author.of(seed)
     for suffix, write in _WRITERS.items():
         written = 0
@@ -54,9 +54,9 @@ def generated(megabytes: float, seed: int = 0) -> Iterator[tuple[bytes, str]]:
             data = write(author).encode()
             written += len(data)
             yield data, f"sample.{suffix}"
-    if importlib.util.find_spec("fpdf") is not None:
-        for _ in range(max(1, int(megabytes))):
-            yield _pdf(author), "sample.pdf"
+    for suffix, (package, make) in _MADE_BY.items():
+        for _ in range(max(1, int(megabytes)) if importlib.util.find_spec(package) is not None else 0):
+            yield make(author), f"sample.{suffix}"
 
 
 def _prose(author: Author) -> str:
@@ -112,6 +112,55 @@ def _notebook(author: Author) -> str:
     return json.dumps({"nbformat": 4, "cells": cells})
 
 
+def _toml(author: Author) -> str:
+    def table(row: dict[str, Any]) -> str:
+        return f"[{row['name']}_{row['id']}]\nnote = {json.dumps(row['note'])}\ntags = {json.dumps(row['tags'])}\n"
+
+    return "\n".join(map(table, _records(author)))
+
+
+def _ini(author: Author) -> str:
+    rows = _records(author)
+    return "".join(f"[{row['name']} {row['id']}]\nnote = {row['note']}\ntag = {row['tags'][0]}\n\n" for row in rows)
+
+
+def _docx(author: Author) -> bytes:
+    import docx
+
+    document = docx.Document()
+    for _ in range(60):
+        document.add_heading(author.words(4), 2)
+        document.add_paragraph(author.paragraph())
+        document.add_paragraph(author.paragraph())
+    return _saved(document)
+
+
+def _pptx(author: Author) -> bytes:
+    import pptx
+
+    deck = pptx.Presentation()
+    for _ in range(40):
+        slide = deck.slides.add_slide(deck.slide_layouts[1])
+        slide.shapes.title.text = author.words(4)
+        slide.placeholders[1].text = "\n".join(author.words(9) for _ in range(6))
+    return _saved(deck)
+
+
+def _xlsx(author: Author) -> bytes:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for row in [["id", "name", "note", "amount"], *([n, author.name(), author.words(12), n * 7] for n in range(1500))]:
+        book.active.append(row)
+    return _saved(book)
+
+
+def _saved(document: Any) -> bytes:
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
 def _pdf(author: Author) -> bytes:
     from fpdf import FPDF
 
@@ -125,5 +174,8 @@ def _pdf(author: Author) -> bytes:
 
 _WRITERS: dict[str, Callable[[Author], str]] = {
     "txt": _prose, "md": _markdown, "html": _html, "csv": _csv, "json": _json, "py": _python, "yaml": _yaml, "xml": _xml,
-    "ipynb": _notebook,
+    "ipynb": _notebook, "toml": _toml, "ini": _ini,
+}  # fmt: skip
+_MADE_BY: dict[str, tuple[str, Callable[[Author], bytes]]] = {
+    "pdf": ("fpdf", _pdf), "docx": ("docx", _docx), "pptx": ("pptx", _pptx), "xlsx": ("openpyxl", _xlsx),
 }  # fmt: skip

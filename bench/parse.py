@@ -1,7 +1,8 @@
 """How fast are files read and cut, by parser and stage, beside the reader's tokenizer alone on the same text?
 
 Seconds of CPU in this process, so that a busy machine counts little. Stages: `detect` says which parser, `parse`
-decodes and finds the structure, `cut` makes the chunks with their exact token ids and within the embedder's limit.
+decodes and finds the structure, `cut` makes the chunks with their exact token ids and within the embedder's limit; of that
+`tokenise` is what both tokenizers take, and `chunk` the rest. The stage that takes most is the limit.
 `tokenizer` is one plain pass of the reader's tokenizer over the documents in windows of 8,192 characters: what
 exact token ids would cost without any chunking. Files are read in turn, each once, after the first one, which pays for what
 a process sets up once: what a tokenizer remembers of words it has from the files before.
@@ -16,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.table import Table
 
@@ -30,6 +31,8 @@ from retrieval.embedder import SentenceEmbedder
 from storage.errors import FileError, UserError
 from storage.types import Chunk, ParsedDocument
 
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 WINDOW = 8192  # characters
 CHUNK_TOKENS = 400  # the product's default
 HOTTEST = 12  # functions of the profile
@@ -47,26 +50,52 @@ class Stages:
     detect: float = 0.0
     parse: float = 0.0
     cut: float = 0.0
+    tokenise: float = 0.0
     tokenizer: float = 0.0
 
     def figures(self) -> dict[str, Any]:
         """Rates in MB of file a second of a core; `share_of_tokenizer`: all stages' rate against the tokenizer's."""
         seconds = {"detect": self.detect, "parse": self.parse, "cut": self.cut, "tokenizer": self.tokenizer}
         seconds["all"] = self.detect + self.parse + self.cut
+        stages = {"detect": self.detect, "parse": self.parse, "chunk": self.cut - self.tokenise, "tokenise": self.tokenise}
+        shares = {f"{stage}_share": spent / max(seconds["all"], 1e-9) for stage, spent in stages.items()}
+        text = self.characters / 1e6 / max(seconds["all"], 1e-9)
         rates = {f"{stage}_mb_s": self.bytes / 1e6 / max(spent, 1e-9) for stage, spent in seconds.items()}
         pages = self.pages / max(self.parse, 1e-9) if self.pages else None
-        return {**asdict(self), **rates, "pages_s": pages, "share_of_tokenizer": self.tokenizer / seconds["all"]}
+        limit = max(stages, key=lambda stage: stages[stage])
+        of_all = {"limit": limit, "text_mb_s": text, "pages_s": pages, "share_of_tokenizer": self.tokenizer / seconds["all"]}
+        return {**asdict(self), **rates, **shares, **of_all}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Chunker:
+    """Cuts as the product does. `spent`: seconds in both tokenizers, of the last document."""
+
     tokenizer: ReaderTokenizer
     embedder: SentenceEmbedder
+    spent: float = 0.0
 
     def __call__(self, document: ParsedDocument) -> Sequence[Chunk]:
-        """The chunks as the product cuts them."""
-        count, limit = self.embedder.count_batch, self.embedder.max_tokens
-        return cut(document, self.tokenizer, max_tokens=CHUNK_TOKENS, embedder_tokens=count, embedder_limit=limit)
+        count, limit, self.spent = self._timed(self.embedder.count_batch), self.embedder.max_tokens, 0.0
+        return cut(document, self, max_tokens=CHUNK_TOKENS, embedder_tokens=count, embedder_limit=limit)
+
+    def encode(self, text: str) -> list[int]:
+        return self._timed(self.tokenizer.encode)(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return self._timed(self.tokenizer.encode_batch)(texts)
+
+    def count_batch(self, texts: Sequence[str]) -> Sequence[int]:
+        return self._timed(self.tokenizer.count_batch)(texts)
+
+    def _timed(self, work: Callable[[Given], Found]) -> Callable[[Given], Found]:
+        def timed(given: Given) -> Found:
+            begun = time.process_time()
+            result = work(given)
+            self.spent += time.process_time() - begun
+            return result
+
+        return timed
 
 
 def run(*, path: Path | None, megabytes: float, out: Path | None, workdir: Path, model: str | None) -> dict[str, Any]:
@@ -113,6 +142,7 @@ def _measure(stages: dict[str, Stages], data: bytes, name: str, chunker: _Chunke
     stage.detect += detected
     stage.parse += parsed
     stage.cut += chunked
+    stage.tokenise += chunker.spent
     stage.tokenizer += alone
     return True
 
@@ -133,12 +163,16 @@ def _hottest(profile: cProfile.Profile) -> list[dict[str, Any]]:
 
 def _show(record: dict[str, Any]) -> None:
     table = Table(title="MB a second of one core")
-    for column in ("parser", "files", "MB", "detect", "parse", "cut", "all", "tokenizer alone", "all / tokenizer", "pages/s"):
-        table.add_column(column, justify="left" if column == "parser" else "right")
+    table.add_column("parser")
+    shares = ("detect", "parse", "chunk", "tokenise")
+    columns = ("files", "MB", "detect", "parse", "cut", "all", "text", "tokenizer alone", "pages/s")
+    for column in (*columns, *(f"{share} %" for share in shares), "limit"):
+        table.add_column(column, justify="right")
     for name, row in record["parsers"].items():
-        rates = (f"{row[f'{stage}_mb_s']:,.1f}" for stage in ("detect", "parse", "cut", "all", "tokenizer"))
+        rates = (f"{row[f'{stage}_mb_s']:,.1f}" for stage in ("detect", "parse", "cut", "all", "text", "tokenizer"))
         pages = f"{row['pages_s']:,.0f}" if row["pages_s"] else ""
-        table.add_row(name, str(row["files"]), f"{row['bytes'] / 1e6:.1f}", *rates, f"{row['share_of_tokenizer']:.2f}", pages)
+        parts = (f"{100 * row[f'{share}_share']:.0f}" for share in shares)
+        table.add_row(name, str(row["files"]), f"{row['bytes'] / 1e6:.1f}", *rates, pages, *parts, row["limit"])
     console().print(table)
     console().print("profile, the tokenizer alone included:")
     console().print(", ".join(f"{row['function']} {row['share']:.0%}" for row in record["profile"]), markup=False)

@@ -171,10 +171,6 @@ def _cut(path: str) -> Skipped | None:
     return Skipped(path[:_SHOWN_NAME] + "…", "name too long")
 
 
-def _taken(path: str, data: bytes) -> Extracted | Skipped:
-    return Skipped(path, "archive within an archive") if is_archive(data) else Extracted(path, data)
-
-
 # --- zip ---
 
 
@@ -199,7 +195,7 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget)
         return Skipped(path, reason)
     try:
         with archive.open(info) as member:
-            return _taken(path, _drain(member, budget, counted=True))
+            return Extracted(path, _drain(member, budget, counted=True))
     except NotImplementedError:
         return Skipped(path, "unsupported compression")
     except _DAMAGED:
@@ -246,7 +242,7 @@ def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo, budget: Budget)
     if reason := budget.refusal(info.name, info.size):
         return Skipped(info.name, reason)
     member = archive.extractfile(info)
-    return _taken(info.name, _drain(member, budget, counted=False) if member is not None else b"")
+    return Extracted(info.name, _drain(member, budget, counted=False) if member is not None else b"")
 
 
 def _unpacked(stream: BinaryIO, head: bytes, budget: Budget) -> BinaryIO:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ingest.pieces import GLUED, CountTokens, Piece, Ruler, Section, pieces_of, sections_of
 from storage.types import Chunk, ParsedDocument, TextTokenizer
 
-VERSION = 2  # of the cuts: a change that moves any of them is a new version
+VERSION = 3  # of the cuts and what is kept beside them: a change of any is a new version
 _LEAST = 16  # tokens: less would not hold a single character in every tokenizer
 _HASHED = 48  # characters that identify a place to cut
 
@@ -42,7 +42,7 @@ def cut(
         if start == end:
             continue
         for a, b, some in [(start, end, ids)] if ids is not None else _verified(run.pieces(ruler), ruler):
-            chunks.append(place.chunk(len(chunks), a, b, some, run.section.headings_at(a, b)))
+            chunks.append(place.chunk(len(chunks), a, b, some, run.section))
     return chunks
 
 
@@ -155,14 +155,12 @@ class _Places:
             self._pages = []  # a format without pages
         self._counted, self._line = 0, 1
 
-    def chunk(self, ordinal: int, start: int, end: int, ids: tuple[int, ...], headings: tuple[str, ...]) -> Chunk:
+    def chunk(self, ordinal: int, start: int, end: int, ids: tuple[int, ...], section: Section) -> Chunk:
         """The finished chunk. Spans must come in order: lines are counted on from the last."""
         first, last = self._line_at(start), self._line_at(end - 1)
-        text = self._text[start:end]
-        if not self._pages:
-            return Chunk(ordinal, text, ids, start, end, headings, None, None, first, last)
-        pages = self._page_at(start), self._page_at(end - 1)
-        return Chunk(ordinal, text, ids, start, end, headings, *pages, first, last)
+        text, headings, header = self._text[start:end], section.headings_at(start, end), section.header_at(start)
+        pages = (self._page_at(start), self._page_at(end - 1)) if self._pages else (None, None)
+        return Chunk(ordinal, text, ids, start, end, headings, *pages, first, last, header)
 
     def _page_at(self, offset: int) -> int | None:
         index = bisect_right(self._pages, offset, key=lambda page: page[0]) - 1

@@ -132,6 +132,7 @@ def _chunk_row(document: Document, chunk: Chunk, key: str | None) -> ChunkRow:
         page_end=chunk.page_end,
         line_start=chunk.line_start,
         line_end=chunk.line_end,
+        header=chunk.header,
         kv_key=key,
         head=head,
         tail=tail,

@@ -11,6 +11,7 @@ from xml.parsers import expat
 
 from ingest.delimiter import delimiter_of
 from ingest.encoding import decode, unmarked_wide
+from ingest.guess import format_of
 from ingest.languages import NAMELESS, language_of, suffix_of
 from ingest.mail import is_mail
 from ingest.office import office_kind, office_parser
@@ -40,6 +41,9 @@ _BY_NAME = {
     }.items()
     for suffix in suffixes.split()
 }
+_LFS = b"version https://git-lfs.github.com/spec/"
+_LONGEST_LINE = 20_000  # bytes: a script or style sheet with such a line was minified
+_MINIFIABLE = (".js", ".mjs", ".cjs", ".css")
 _MARKUP = frozenset({"html", "markdown"})  # whose files may begin with a tag
 
 
@@ -53,13 +57,15 @@ def detect(data: bytes, name: str) -> str:
         return office
     if is_binary(data):
         raise FileError("This type of file cannot be read.", code="unsupported_file")
+    if reason := stands_for_another(name, data):
+        raise FileError(f"This file is not read: {reason}.", code="unsupported_file")
     named = _BY_NAME.get(suffix_of(name))
     for parser, says_so in _BY_CONTENT.items():
         if says_so(data, named):
             return parser
-    if language_of(data, name) is not None:
+    if (named is None or data.startswith(b"#!")) and language_of(data, name) is not None:
         return "code"
-    return named or ("csv" if suffix_of(name) in NAMELESS and _is_table(data) else "text")
+    return named or format_of(data) or ("csv" if suffix_of(name) in NAMELESS and _is_table(data) else "text")
 
 
 def is_binary(data: bytes) -> bool:
@@ -70,6 +76,16 @@ def is_binary(data: bytes) -> bool:
     if head.startswith(_BINARY_MAGIC):
         return True
     return b"\0" in head and not head.startswith(_MARKS) and unmarked_wide(head[: len(head) // 4 * 4]) is None
+
+
+def stands_for_another(name: str, data: bytes) -> str:
+    """Why a text is no document, though it could be read: a pointer that git LFS left, or what a program made of a script or a
+    style sheet. "" for any other text."""
+    if data.startswith(_LFS):
+        return "git LFS pointer; the file itself is not here"
+    if name.lower().endswith(_MINIFIABLE) and max(map(len, data.split(b"\n"))) > _LONGEST_LINE:
+        return "minified"
+    return ""
 
 
 def _is_html(data: bytes, named: str | None) -> bool:

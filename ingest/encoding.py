@@ -44,6 +44,8 @@ def _decode(data: bytes, declared: str | None) -> str:
             text = _strict(data[len(mark) :], encoding)
             if text is not None:
                 return text
+    if b"\x1b$" in data and (text := _strict(data, "iso2022_jp")) is not None:
+        return text  # it is ASCII but for its escapes, which no other text has
     text = _strict(data, "utf-8")
     if text is not None and "\0" not in text:
         return text

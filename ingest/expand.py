@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from ingest.archive import Extracted, Skipped
 from ingest.archive_isolated import expand_isolated
 from ingest.attach import SEPARATOR, attach
-from ingest.detect import is_binary
 from ingest.files import SOURCE_PURPOSE, drop_source_files, hold, store_file
 from ingest.jobs import JobItem, add_items
+from ingest.sources.types import refusal
 from storage.access import is_open
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Corpus, Document, File, Job, JobFile
@@ -72,6 +72,12 @@ def _archives_of(path: str) -> list[str]:
     return [SEPARATOR.join(parts[:count]) for count in range(1, len(parts))]
 
 
+def refuse_within(path: str) -> None:
+    """Raises FileError for the path of an archive that came out of an archive: what is packed again and again has no bounds."""
+    if SEPARATOR in path:
+        raise FileError("an archive within an archive is not opened; send it by itself", code="archive_limit")
+
+
 def unpack(
     catalogue: Catalogue,
     objects: ObjectStore,
@@ -85,7 +91,7 @@ def unpack(
     raises between files; what has been found by then is to be dropped."""
     for part in expand_isolated(archive, path, check):
         check()
-        reason = part.reason if isinstance(part, Skipped) else "binary" if is_binary(part.data) else ""
+        reason = part.reason if isinstance(part, Skipped) else refusal(part.path, part.data)
         if reason:
             found.left_out.add(part.path, reason)
         elif isinstance(part, Extracted):

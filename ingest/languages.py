@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from ingest.guess import spoken_in
+
 
 @dataclass(frozen=True)
 class CodeLanguage:
@@ -149,6 +151,7 @@ _SHEBANG = re.compile(rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?([A-Za-z]+[\d.]*)"
 _OBJC = re.compile(rb"^\s*(?:@(?:interface|implementation|protocol|import|class)\b|#import\b)", re.M)
 _CPP = re.compile(rb"^\s*(?:class|namespace|template|using|public:|private:)\b", re.M)
 
+_HEAD = 4096  # bytes in which a program shows its language
 _PYTHON = re.compile(rb"\n(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[:(])")
 NAMELESS = frozenset({"", "txt", "text", "dat", "data", "bak", "old", "out"})  # suffixes that say nothing
 
@@ -171,8 +174,8 @@ def language_of(data: bytes, name: str) -> str | None:
         return "objc"
     if suffix == "m":
         return None  # MATLAB, or Mathematica
-    if named is None and suffix in NAMELESS and _is_python(data):
-        return "python"
+    if named is None:
+        return "python" if _is_python(data) else spoken_in(data[:_HEAD])
     return "cpp" if suffix == "h" and _CPP.search(data) else named
 
 

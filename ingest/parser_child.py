@@ -25,7 +25,7 @@ def document_to(document: ParsedDocument) -> dict[str, Any]:
     """A document as plain JSON; heading paths are listed once."""
     paths: dict[tuple[str, ...], int] = {}
     blocks = [
-        [b.kind, b.start, b.end, paths.setdefault(b.headings, len(paths)), b.header, b.breaks]
+        [b.kind, b.start, b.end, paths.setdefault(b.headings, len(paths)), b.header, b.breaks, b.name]
         for b in document.blocks
     ]
     anchors = [[a.start, a.page, paths.setdefault(a.headings, len(paths))] for a in document.anchors]
@@ -45,8 +45,8 @@ def document_of(value: dict[str, Any]) -> ParsedDocument:
     return ParsedDocument(
         value["text"],
         tuple(
-            Block(kind, start, end, paths[path], header, tuple(breaks))
-            for kind, start, end, path, header, breaks in value["blocks"]
+            Block(kind, start, end, paths[path], header, tuple(breaks), name)
+            for kind, start, end, path, header, breaks, name in value["blocks"]
         ),
         tuple(Anchor(start, page, paths[path]) for start, page, path in value["anchors"]),
         value["title"],

@@ -23,10 +23,12 @@ _SHORT = 400  # characters
 _GAP = 4  # blanks after a piece that are counted with it: they stand between it and the next
 _INDENT = 64  # an indentation longer than this is blank space, not structure
 _WIDEST = 300  # characters of a table's header in a heading path
+_LONGEST_HEADER = 1000  # characters of a header that are told to the reader
 _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s+|[。！？；!?][”’」』）)]{0,8}\s*|\n[ \t]*\n\s*")
 _LINE = re.compile(r"\n+")
 _WORD = re.compile(r"\S+")
 _CODE = frozenset({"code", "definition"})
+_HEADED = frozenset({"table", "definition"})
 _LIKELY = 4  # characters a token: a section longer than the least limit's tokens of these is seldom one chunk
 _SEAM = 4  # tokens: what a block counts more by itself than in its section, at most (its special tokens, its first blank)
 _AT_ONCE = 2048  # spans given to a tokenizer together
@@ -54,10 +56,18 @@ class Section(NamedTuple):
     def span(self) -> tuple[int, int]:
         return self.blocks[0].start, self.blocks[-1].end
 
+    def header_at(self, start: int) -> str:
+        """The header of the table or definition that has begun before `start`, as far as it is told; "" where none has."""
+        first = bisect_right(self.blocks, start, key=lambda block: block.end)
+        block = self.blocks[first] if first < len(self.blocks) else None
+        if block is None or block.kind not in _HEADED or block.start >= start:
+            return ""
+        return block.header if len(block.header) <= _LONGEST_HEADER else block.header[:_LONGEST_HEADER] + "…"
+
     def headings_at(self, start: int, end: int) -> tuple[str, ...]:
         """The heading path of a chunk: that of its first text which is not itself a heading.
 
-        A chunk that begins inside a table has the table's header at the end of its path.
+        A chunk that begins inside a table has the table's header at the end of its path, inside a definition its name.
         """
         first = bisect_right(self.blocks, start, key=lambda block: block.end)
         found: tuple[str, ...] = ()
@@ -65,8 +75,9 @@ class Section(NamedTuple):
             if block.start >= end:
                 break
             found = block.headings
-            if block.kind == "table" and block.header and block.start < start:
-                found = (*found, _one_line(block.header))
+            inside = block.name or (_one_line(block.header) if block.kind == "table" else "")
+            if inside and block.start < start:
+                found = (*found, inside)
             if block.kind != "heading":
                 break
         return found
@@ -97,11 +108,11 @@ def _covering(document: ParsedDocument) -> Iterator[Block]:
     reached = starts[0] if starts else length
     if document.text[:reached].strip():
         yield Block("paragraph", 0, reached)
-    for (kind, start, _, headings, header, breaks), following in zip(blocks, [*starts, length][1:], strict=True):
-        start = max(reached, start)
+    for block, following in zip(blocks, [*starts, length][1:], strict=True):
+        start = max(reached, block.start)
         if start < following:
             reached = following
-            yield Block(kind, start, following, headings, header, breaks)
+            yield block._replace(start=start, end=following)
 
 
 class Ruler:

@@ -24,7 +24,7 @@ from ingest.archive import is_archive
 from ingest.commit import Prepared, commit, drop_chunks, keep
 from ingest.deletes import delete_documents
 from ingest.embedding import Asked, EmbedQueue, Vectors
-from ingest.expand import Unpacked, commit_members, members
+from ingest.expand import Unpacked, commit_members, members, refuse_within
 from ingest.files import drop_source_files, open_file
 from ingest.jobs import STAGES, advance, lock_job, settle
 from ingest.languages import suffix_of
@@ -145,6 +145,7 @@ class Pipeline:
             stream = opened.enter_context(open_file(self.objects, file))
             self._stage(lease, "extract", hold)
             if is_archive(stream):
+                refuse_within(work.path)
                 end = partial(self._commit_archive, lease, file, done_hash)
                 return self.unpacker.begin(lease.tenant_id, work.path, stream, opened.pop_all(), hold, end)
             if file.bytes > self.max_bytes:

@@ -1,6 +1,6 @@
 """The fixed start of every grounded prompt (the frame), and the rest of it, in token ids.
 
-    frame | label 1, chunk 1 | label 2, chunk 2 | … | caller's system text, history, question, answer cue
+    frame | label 1, chunk 1 | label 2, header 2, chunk 2 | … | caller's system text, history, question, answer cue
 
 The chat template is rendered once with placeholders where text goes and cut there: template pieces are encoded with
 control markers, everything that people or documents wrote without. Nothing is ever re-tokenised as a whole.
@@ -72,6 +72,10 @@ class PromptFormat:
     def label(self, number: int) -> list[int]:
         """Ids that stand before passage `number` (from 1)."""
         return self._encode(f"\n\n[{number}] ")
+
+    def header(self, text: str) -> list[int]:
+        """Ids that stand between the label and a chunk that begins inside a table: the table's header."""
+        return self._encode(f"{text}\n")
 
     def tail(self, turns: Sequence[Turn]) -> list[int]:
         """Ids from the end of the last passage to the answer's first token."""

@@ -28,7 +28,7 @@ def with_neighbours(session: Session, columns: Sequence[Any], chosen: Sequence[F
     for row, score in chosen:
         for step in BESIDE:
             other = rows.get((row.document_id, row.ordinal + step))
-            if other is None or other.id in held or other.headings != row.headings:
+            if other is None or other.id in held or _sections(other).isdisjoint(_sections(row)):
                 continue
             tokens = len(other.token_ids) // 4
             if tokens <= left:
@@ -36,6 +36,12 @@ def with_neighbours(session: Session, columns: Sequence[Any], chosen: Sequence[F
                 left -= tokens
                 result.append((other, score))
     return result
+
+
+def _sections(row: Row[Any]) -> set[tuple[str, ...]]:
+    """The heading path under which a chunk stands. That of a chunk which begins inside a table or a definition may end with
+    what that is called, and the chunk's own section be the rest."""
+    return {tuple(row.headings), tuple(row.headings[:-1] if row.header else row.headings)}
 
 
 def in_reading_order(chunks: Sequence[RetrievedChunk]) -> list[RetrievedChunk]:

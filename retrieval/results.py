@@ -18,7 +18,7 @@ from storage.types import RetrievedChunk
 
 FOUND = (
     ChunkRow.id, ChunkRow.ordinal, ChunkRow.text, ChunkRow.token_ids, ChunkRow.start, ChunkRow.end, ChunkRow.headings,
-    ChunkRow.page_start, ChunkRow.page_end, ChunkRow.line_start, ChunkRow.line_end, ChunkRow.kv_key,
+    ChunkRow.page_start, ChunkRow.page_end, ChunkRow.line_start, ChunkRow.line_end, ChunkRow.header, ChunkRow.kv_key,
     Document.id.label("document_id"), Document.tenant_id, Document.corpus_id, Document.file_id, Document.path,
     Document.sha256, Document.access, Document.attributes, Document.codec, Document.not_stored,
 )  # fmt: skip
@@ -103,6 +103,7 @@ def retrieved(row: Row[Any], score: float) -> RetrievedChunk:
         not_stored=row.not_stored is not None,
         attributes=dict(row.attributes),
         ordinal=row.ordinal,
+        header=row.header,
     )
 
 

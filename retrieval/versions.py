@@ -21,8 +21,8 @@ _PLACED = (DocumentVersion.tenant_id, DocumentVersion.corpus_id, _ACCESS, Docume
 _AS_CHUNK = (
     VersionChunk.ordinal, VersionChunk.text, VersionChunk.token_ids, VersionChunk.start, VersionChunk.end,
     VersionChunk.headings, VersionChunk.page_start, VersionChunk.page_end, VersionChunk.line_start, VersionChunk.line_end,
-    VersionChunk.kv_key, DocumentVersion.document_id, DocumentVersion.file_id, DocumentVersion.path, DocumentVersion.sha256,
-    DocumentVersion.codec, DocumentVersion.not_stored,
+    VersionChunk.header, VersionChunk.kv_key, DocumentVersion.document_id, DocumentVersion.file_id, DocumentVersion.path,
+    DocumentVersion.sha256, DocumentVersion.codec, DocumentVersion.not_stored,
 )  # fmt: skip
 
 

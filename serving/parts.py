@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from serving.engine.vllm import VLLMEngine
     from serving.usage import Meter
 
-PARSERS = 4  # version of what the parsers give: part of what makes a document up to date
+PARSERS = 5  # version of what the parsers give: part of what makes a document up to date
 PARSER_CHILDREN = 2
 BELLS = {"ingest": INGEST, "precompute": PRECOMPUTE}
 

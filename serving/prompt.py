@@ -34,27 +34,28 @@ class TurnSpan:
 
 @dataclass(frozen=True)
 class PromptPlan:
-    """frame | (label, chunk)* | tail. A plain prompt is `tail` alone, with no frame: `turns`, one behind the other, and
-    the cue for the answer."""
+    """frame | (label, header, chunk)* | tail. `headers`: of the tables inside which chunks begin; empty for most. A plain prompt
+    is `tail` alone, with no frame: `turns`, one behind the other, and the cue for the answer."""
 
     frame: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
     chunks: tuple[RetrievedChunk, ...]
     tail: tuple[int, ...]
     turns: tuple[TurnSpan, ...] = ()
+    headers: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tokens(self) -> int:
-        return (
-            len(self.frame) + sum(map(len, self.labels)) + sum(len(c.token_ids) for c in self.chunks) + len(self.tail)
-        )
+        between = sum(map(len, (*self.labels, *self.headers)))
+        return len(self.frame) + between + sum(len(c.token_ids) for c in self.chunks) + len(self.tail)
 
     @property
     def passages(self) -> tuple[Passage, ...]:
         """Where the chunks stand."""
         found, at = [], len(self.frame)
-        for label, chunk in zip(self.labels, self.chunks, strict=True):
-            start, at = at + len(label), at + len(label) + len(chunk.token_ids)
+        for label, header, chunk in zip(self.labels, self.headers, self.chunks, strict=True):
+            start = at + len(label) + len(header)
+            at = start + len(chunk.token_ids)
             found.append(Passage(chunk, start, at))
         return tuple(found)
 
@@ -115,14 +116,15 @@ def _plan(fmt: PromptFormat, turns: Sequence[Turn], grounded: bool) -> PromptPla
 
 def _with_chunks(fmt: PromptFormat, plan: PromptPlan, chunks: Sequence[RetrievedChunk], room: int) -> PromptPlan:
     """As many as fit, the best first."""
-    labels, tokens = [], plan.tokens
+    labels, headers, tokens = [], [], plan.tokens
     for number, chunk in enumerate(chunks, 1):
-        label = tuple(fmt.label(number))
-        tokens += len(label) + len(chunk.token_ids)
+        label, header = tuple(fmt.label(number)), tuple(fmt.header(chunk.header)) if chunk.header else ()
+        tokens += len(label) + len(header) + len(chunk.token_ids)
         if tokens > room:
             break
         labels.append(label)
-    return replace(plan, labels=tuple(labels), chunks=tuple(chunks[: len(labels)]))
+        headers.append(header)
+    return replace(plan, labels=tuple(labels), headers=tuple(headers), chunks=tuple(chunks[: len(labels)]))
 
 
 def _starts(turns: Sequence[Turn]) -> list[int]:

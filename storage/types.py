@@ -29,7 +29,8 @@ class Block(NamedTuple):
     """A structural unit of a document's text, [start, end) in characters. Blocks are ordered and do not overlap.
 
     `kind`: heading | paragraph | list | table | code | definition (function, class, method).
-    `header`: for a table its header row(s), for a method its class line: repeated as context, never as text.
+    `header`: for a table its header row(s), for a definition its own first line below those of its classes: context for what
+    begins inside the block, never text. `name`: a definition's, which ends the heading path of what begins inside.
     `breaks`: character offsets inside the block where it may be cut, best first is not implied (rows, statements).
     """
 
@@ -39,6 +40,7 @@ class Block(NamedTuple):
     headings: tuple[str, ...] = ()
     header: str = ""
     breaks: tuple[int, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Chunk:
     """A chunk as cut: an exact span of its document's text and the reader's token ids of exactly that span.
 
     `text == document.text[start:end]`; `token_ids` encode `text` alone, with special tokens as ordinary text.
-    Lines and pages are 1-based and inclusive; `page_*` is None where the format has no pages.
+    Lines and pages are 1-based and inclusive; `page_*` is None where the format has no pages. `header`: of the table
+    or the definition inside which it begins: told to the reader before the chunk, and no part of it.
     """
 
     ordinal: int
@@ -70,6 +73,7 @@ class Chunk:
     page_end: int | None = None
     line_start: int = 1
     line_end: int = 1
+    header: str = ""
 
 
 def indexed_text(text: str, headings: Sequence[str], path: str) -> str:
@@ -81,9 +85,10 @@ def indexed_text(text: str, headings: Sequence[str], path: str) -> str:
 
 
 def embedded_text(embedder: TextEmbedder, text: str, headings: Sequence[str], path: str) -> str:
-    """What a chunk's vector is of: as `indexed_text`, but for headings, and the name, that would push text over the limit."""
-    for above in (headings, ()):
-        if embedder.count_tokens(whole := indexed_text(text, above, path)) <= embedder.max_tokens:
+    """What a chunk's vector is of: as `indexed_text`, but without what of it would push text over the limit: the outer headings
+    first, then the inner ones, then the name."""
+    for outer in range(len(headings) + 1):
+        if embedder.count_tokens(whole := indexed_text(text, headings[outer:], path)) <= embedder.max_tokens:
             return whole
     return text
 
@@ -278,3 +283,4 @@ class RetrievedChunk:
     not_stored: bool = False  # a policy rule keeps the document's KV out of the store
     attributes: dict[str, str | float | bool] = field(default_factory=dict)
     ordinal: int = 0  # its place among its document's chunks
+    header: str = ""  # see `Chunk`

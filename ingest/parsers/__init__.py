@@ -53,7 +53,7 @@ def parse(data: bytes, name: str) -> ParsedDocument:
 
 def _storable(document: ParsedDocument) -> ParsedDocument:
     """Without what no database takes, such as the halves of surrogate pairs that escapes in JSON can make."""
-    said = {document.title, *document.warnings, *(block.header for block in document.blocks)}
+    said = {document.title, *document.warnings, *(text for block in document.blocks for text in (block.header, block.name))}
     for headings in {block.headings for block in document.blocks} | {anchor.headings for anchor in document.anchors}:
         said.update(headings)
     if is_storable(document.text) and is_storable("".join(said)):
@@ -64,7 +64,10 @@ def _storable(document: ParsedDocument) -> ParsedDocument:
 
     return ParsedDocument(
         storable(document.text),
-        tuple(block._replace(headings=path(block.headings), header=storable(block.header)) for block in document.blocks),
+        tuple(
+            block._replace(headings=path(block.headings), header=storable(block.header), name=storable(block.name))
+            for block in document.blocks
+        ),
         tuple(replace(anchor, headings=path(anchor.headings)) for anchor in document.anchors),
         storable(document.title),
         tuple(map(storable, document.warnings)),

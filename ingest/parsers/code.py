@@ -28,7 +28,7 @@ class CodeParser:
     """
 
     name: str = "code"
-    version: int = 2
+    version: int = 3
 
     def parse(self, data: bytes, name: str) -> ParsedDocument:
         text = decode(data)
@@ -86,30 +86,32 @@ class _CodeOutline:
     ) -> None:
         """`outer` is `node`, or what wraps it."""
         opened = self.syntax.kind(node) in self.syntax.containers
-        line = self._head(outer, node) if opened else ""
-        within = (*path, self._name(outer, node) or line[:80]) if opened else path
+        line = self._head(outer, node)
+        name = self._name(outer, node) or line[:80]
+        within = (*path, name) if opened else path
+        inner = "\n".join(part for part in (header, line) if part)
         members = self.syntax.members(node) if opened and depth < _DEPTH else []
         begun = next((i for i, member in enumerate(members) if self.syntax.definition_in(member) is not None), None)
         if begun is None:
-            self._add("definition", start, end, within, header, _statements(node, self.raw))
+            self._add("definition", start, end, within, inner, _statements(node, self.raw), "" if opened else name)
             return
         while begun and self.syntax.is_prelude(members[begun - 1]) and _touches(members[begun - 1], members[begun]):
             begun -= 1
         # The class line, its docstring and fields: everything up to the first member that is a definition.
         first = max(start, self._line_start(members[begun]))
-        self._add("definition", start, first, within, header, _statements(node, self.raw, until=first))
-        inner = "\n".join(part for part in (header, line) if part)
+        self._add("definition", start, first, within, inner, _statements(node, self.raw, until=first))
         self.partition(members[begun:], first, end, within, inner, depth + 1)
 
     def _head(self, outer: Node, node: Node) -> str:
-        """A container's first line or lines, without what opens its body."""
+        """A definition's first line or lines, without what opens its body."""
         body = node.child_by_field_name("body")
         name = self.syntax.name_of(outer, node)
         stop = self.raw.find(b"\n", name.end_byte if name is not None else node.start_byte)
         if body is not None and body.type not in self.syntax.groups:
             stop = body.start_byte
         begin = node.start_byte - min(node.start_point[1], _WIDE)  # with "export" or "public" before it
-        line = self.raw[begin : stop if stop >= 0 else node.end_byte].decode("utf-8", "replace")
+        stop = min(stop if stop >= 0 else node.end_byte, begin + 2 * _WIDE)
+        line = self.raw[begin:stop].decode("utf-8", "ignore")
         return " ".join(line.split()).rstrip("{").strip()
 
     def _name(self, outer: Node, node: Node) -> str:
@@ -122,7 +124,7 @@ class _CodeOutline:
         self._add("code", start, end, path, header, breaks)
 
     def _add(
-        self, kind: str, start: int, end: int, path: tuple[str, ...], header: str, breaks: Sequence[int]
+        self, kind: str, start: int, end: int, path: tuple[str, ...], header: str, breaks: Sequence[int], name: str = ""
     ) -> None:
         """A block without the blank lines around it; nothing where it is blank."""
         piece = self.raw[start:end]
@@ -132,7 +134,7 @@ class _CodeOutline:
         line = self.raw.rfind(b"\n", start, first) + 1 or start
         begin, stop = line, start + len(piece.rstrip())
         inside = tuple(offset for offset in breaks if begin < offset < stop)
-        self.blocks.append(Block(kind, begin, stop, path, header, inside))
+        self.blocks.append(Block(kind, begin, stop, path, header, inside, name))
 
     def _line_start(self, node: Node) -> int:
         """The start of a node's line, if nothing but indentation stands before it there."""
@@ -154,10 +156,7 @@ class _CodeOutline:
         for before, offset in pairwise([0, *offsets]):
             where[offset] = where[before] + len(self.raw[before:offset].decode("utf-8"))
         return [
-            Block(
-                b.kind, where[b.start], where[b.end], b.headings, b.header, tuple(where[o] for o in b.breaks)
-            )
-            for b in self.blocks
+            b._replace(start=where[b.start], end=where[b.end], breaks=tuple(where[o] for o in b.breaks)) for b in self.blocks
         ]
 
 

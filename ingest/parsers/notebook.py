@@ -71,7 +71,7 @@ class _Page:
 
 def _moved(block: Block, by: int) -> Block:
     breaks = tuple(at + by for at in block.breaks)
-    return Block(block.kind, block.start + by, block.end + by, block.headings, block.header, breaks)
+    return block._replace(start=block.start + by, end=block.end + by, breaks=breaks)
 
 
 def _outputs(cell: dict[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ingest.languages import LANGUAGES, CodeLanguage
 
 _READ = 1024  # bytes handed to a grammar at a time
 _READS = 20_000  # beside 16 for every 1,024 bytes: most files take two
-_NAMES = frozenset("identifier simple_identifier name simple_name constant alias module_name class_name".split())
+_NAMES = frozenset("identifier simple_identifier name simple_name constant alias module_name class_name value_name".split())
 
 
 def parsed(grammar: Language, raw: bytes) -> Tree | None:
@@ -112,8 +112,12 @@ class Syntax:
 
     def name_of(self, outer: Node, node: Node) -> Node | None:
         """The node that names a definition: a field of its own, else the first name in it or in what wraps it."""
-        own = node.child_by_field_name("name") or node.child_by_field_name("type")
-        if own is not None:
+        declared = node  # in C a name stands inside what it is declared to be: a function, or a pointer to what it gives
+        while (inner := declared.child_by_field_name("declarator")) is not None:
+            declared = inner
+        direct = (child for child in node.named_children if child.type in _NAMES and not self.calls)
+        own = node.child_by_field_name("name") or (declared if declared != node else next(direct, None))
+        if (own := own or node.child_by_field_name("type")) is not None:
             return own
         stack = [(child, 0) for child in reversed(outer.named_children[1 if self.calls else 0 :])]
         while stack:

@@ -65,8 +65,8 @@ class Writer:
         self._write(document.text)
         blocks = document.blocks or (Block("paragraph", 0, len(document.text)),)
         for b in blocks:
-            breaks = tuple(start + offset for offset in b.breaks)
-            self._blocks.append(Block(b.kind, start + b.start, start + b.end, self.path + b.headings, b.header, breaks))
+            path, breaks = self.path + b.headings, tuple(start + offset for offset in b.breaks)
+            self._blocks.append(b._replace(start=start + b.start, end=start + b.end, headings=path, breaks=breaks))
         self._pages |= {start + anchor.start: anchor.page for anchor in document.anchors}
         self._pages[self.length] = None
         self.warnings += document.warnings

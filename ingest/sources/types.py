@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ingest.archive import is_archive, opens
-from ingest.detect import is_binary
+from ingest.detect import is_binary, stands_for_another
 from ingest.egress import AllowedHosts
 
 FILE_BYTES = 100 << 20
-_LFS = b"version https://git-lfs.github.com/spec/"
-_LONGEST_LINE = 20_000  # bytes: a script or style sheet with such a line was minified
-_MINIFIABLE = (".js", ".mjs", ".cjs", ".css")
 
 
 @dataclass(frozen=True)
@@ -91,15 +88,9 @@ class Source(Protocol):
 
 def refusal(path: str, data: bytes) -> str:
     """Why a file with this content is no document; empty if it may be one."""
-    if data.startswith(_LFS):
-        return "git LFS pointer; the file itself is not here"
     if is_archive(data):
         return "" if opens(data) else "an archive that is neither zip nor tar"
-    if is_binary(data):
-        return "binary"
-    if path.endswith(_MINIFIABLE) and max(map(len, data.split(b"\n"))) > _LONGEST_LINE:
-        return "minified"
-    return ""
+    return "binary" if is_binary(data) else stands_for_another(path, data)
 
 
 def checked(path: str, data: bytes, skipped: list[Left]) -> Entry | None:

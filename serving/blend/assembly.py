@@ -13,9 +13,9 @@ from precompute.reader import Reader
 @dataclass(frozen=True)
 class Segment:
     """A run of prompt tokens. `kv`: stored KV [layers, 2, kv_heads, tokens, head_dim], or None: to be computed. `kind`: frame |
-    prefix (a start that was computed for another prompt, and stays as it is) | label | chunk | turn | tail. `weights`
-    [tokens]: emphasis, see `_steering`; None: 1 throughout. `best`: the chunk that retrieval ranks first. `at`: the position
-    at which the K of `kv` stands; None: it is free of position."""
+    prefix (a start that was computed for another prompt, and stays as it is) | label | header (see `Chunk`; never stored) |
+    chunk | turn | tail. `weights` [tokens]: emphasis, see `_steering`; None: 1 throughout. `best`: the chunk that retrieval ranks
+    first. `at`: the position at which the K of `kv` stands; None: it is free of position."""
 
     kind: str
     ids: tuple[int, ...]
@@ -124,7 +124,8 @@ def _with_label_kv(reader: Reader, segments: Sequence[Segment]) -> list[Segment]
     """The same segments; a label that stands before a stored chunk has its KV."""
     labels = [i for i, s in enumerate(segments[:-1]) if s.kind == "label"]
     known = dict(zip(labels, reader.label_kv(), strict=False))  # the labels of a long prompt's end are computed
-    found = {i: kv for i, kv in known.items() if segments[i + 1].kv is not None}
+    behind = {i: segments[i + 1 + (segments[i + 1].kind == "header")] for i in known}
+    found = {i: kv for i, kv in known.items() if behind[i].kv is not None}
     return [replace(s, kv=found.get(i, s.kv)) for i, s in enumerate(segments)]
 
 

@@ -22,16 +22,17 @@ class Kept:
 
 @dataclass(frozen=True)
 class Blended(Kept):
-    """Frame, labels and chunks of a grounded prompt. `order`: the KV keys of its chunks as they stand in it."""
+    """Frame, labels, headers and chunks of a grounded prompt. `order`: the KV key and the header of each of its chunks as they
+    stand in it."""
 
-    order: tuple[str, ...] = ()
+    order: tuple[tuple[str, str], ...] = ()
 
 
 class BlendedCache:
     """The most recently used entries, up to `max_bytes` in all. Safe to share between threads.
 
-    A grounded prompt's key is the set of its chunks' KV keys: the next question may rank the same chunks in another order,
-    which is no reason to blend them again, so the prompt keeps its order. A KV key is an HMAC under its sharing group's
+    A grounded prompt's key is the set of its chunks' KV keys and headers: the next question may rank the same chunks in another
+    order, which is no reason to blend them again, so the prompt keeps its order. A KV key is an HMAC under its sharing group's
     secret, so that an entry is found by those only who may read all of its chunks. For turns see `conversations`."""
 
     def __init__(self, max_bytes: int) -> None:

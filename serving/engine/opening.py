@@ -86,10 +86,13 @@ class Opening:
     def _grounded(self, asked: Asked, stored: Sequence[torch.Tensor | None]) -> list[Segment]:
         plan, report = asked.plan, asked.report
         segments = [Segment("frame", plan.frame)]
-        for number, (label, chunk, kv) in enumerate(zip(plan.labels, plan.chunks, stored, strict=True)):
+        each = zip(plan.labels, plan.headers, plan.chunks, stored, strict=True)
+        for number, (label, header, chunk, kv) in enumerate(each):
             weights = self._weights(chunk, asked.request.emphasis.get(chunk.chunk_id, ()))
             report.tokens_emphasised += sum(w != 1 for w in weights or ())
-            segments += [Segment("label", label), Segment("chunk", chunk.token_ids, kv, weights, number == 0)]
+            segments.append(Segment("label", label))
+            segments += [Segment("header", header)] * bool(header)
+            segments.append(Segment("chunk", chunk.token_ids, kv, weights, number == 0))
         return [*segments, Segment("tail", plan.tail)]
 
     def _arrived(self, asked: Asked, awaited: Sequence[Awaited]) -> dict[int, torch.Tensor | None]:

@@ -295,8 +295,8 @@ class TorchEngine:
         key = _blended_key(request.method, plan.chunks)
         if key is not None and not generation.report.resumed:
             before = assembly.kv[:, :, :, : assembly.tail_start]
-            order = tuple(chunk.kv_key or "" for chunk in plan.chunks)
-            self._blended.put(key, Blended(before, frozenset(order), order=order), generation.forgotten)
+            order = tuple((chunk.kv_key or "", chunk.header) for chunk in plan.chunks)
+            self._blended.put(key, Blended(before, frozenset(k for k, _ in order), order=order), generation.forgotten)
 
 
 def _keeps_turns(request: GenerateRequest) -> bool:
@@ -304,19 +304,19 @@ def _keeps_turns(request: GenerateRequest) -> bool:
     return request.method == "default" and bool(request.scope)
 
 
-def _blended_key(method: str, chunks: Sequence[RetrievedChunk]) -> tuple[str, ...] | None:
+def _blended_key(method: str, chunks: Sequence[RetrievedChunk]) -> tuple[tuple[str, str], ...] | None:
     """None for what is not kept: prompts with a chunk that has no key, and methods that are asked for to compare them."""
-    keys = [chunk.kv_key for chunk in chunks if chunk.kv_key]
+    keys = [(chunk.kv_key, chunk.header) for chunk in chunks if chunk.kv_key]
     if not keys or len(keys) < len(chunks) or method != "default":
         return None
     return tuple(sorted(keys))
 
 
-def _ordered(chunks: Sequence[RetrievedChunk], order: Sequence[str]) -> tuple[RetrievedChunk, ...]:
-    """The chunks in the order of these KV keys, which are theirs."""
-    by_key: dict[str, list[RetrievedChunk]] = {}
+def _ordered(chunks: Sequence[RetrievedChunk], order: Sequence[tuple[str, str]]) -> tuple[RetrievedChunk, ...]:
+    """The chunks in the order of these KV keys and headers, which are theirs."""
+    by_key: dict[tuple[str, str], list[RetrievedChunk]] = {}
     for chunk in chunks:
-        by_key.setdefault(chunk.kv_key or "", []).append(chunk)
+        by_key.setdefault((chunk.kv_key or "", chunk.header), []).append(chunk)
     return tuple(by_key[key].pop(0) for key in order)
 
 

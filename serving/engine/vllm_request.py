@@ -32,8 +32,8 @@ def refuse(request: GenerateRequest) -> None:
 def prompt_ids(plan: PromptPlan) -> list[int]:
     """The whole prompt's tokens."""
     ids = list(plan.frame)
-    for label, chunk in zip(plan.labels, plan.chunks, strict=True):
-        ids += [*label, *chunk.token_ids]
+    for label, header, chunk in zip(plan.labels, plan.headers, plan.chunks, strict=True):
+        ids += [*label, *header, *chunk.token_ids]
     return [*ids, *plan.tail]
 
 

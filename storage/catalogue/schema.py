@@ -186,6 +186,7 @@ class VersionChunk(Base):
     page_end: Mapped[int | None]
     line_start: Mapped[int]
     line_end: Mapped[int]
+    header: Mapped[str] = mapped_column(Text, default="", server_default="")
     kv_key: Mapped[str | None] = mapped_column(String(64), index=True)
 
     @property
@@ -225,6 +226,7 @@ class ChunkRow(Base):
     page_end: Mapped[int | None]
     line_start: Mapped[int]
     line_end: Mapped[int]
+    header: Mapped[str] = mapped_column(Text, default="", server_default="")
     kv_key: Mapped[str | None] = mapped_column(String(64), index=True)
     head: Mapped[int | None] = mapped_column(BigInteger)  # see storage.anchors; None: the chunk is too short
     tail: Mapped[int | None] = mapped_column(BigInteger)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Sequence
 
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from fpdf import FPDF
 
 WORDS = (
@@ -12,6 +15,29 @@ WORDS = (
     "damages insurance audit records payment invoice interest tax schedule order goods warranty"
 ).split()
 SIZE, STEP = 10, 13  # points
+
+
+def font_of(characters: str) -> bytes:
+    """A TrueType font in which each of these characters is a box of its own."""
+    names = {ord(character): f"u{ord(character):06x}" for character in characters}
+    pen = TTGlyphPen(None)
+    pen.moveTo((50, 0))
+    for corner in ((50, 700), (450, 700), (450, 0)):
+        pen.lineTo(corner)
+    pen.closePath()
+    box = pen.glyph()
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", *names.values()])
+    builder.setupCharacterMap(names)
+    builder.setupGlyf(dict.fromkeys([".notdef", *names.values()], box))
+    builder.setupHorizontalMetrics(dict.fromkeys([".notdef", *names.values()], (500, 50)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Boxes", "styleName": "Regular"})
+    builder.setupOS2(sTypoAscender=800, sTypoDescender=-200, usWinAscent=800, usWinDescent=200)
+    builder.setupPost()
+    made = io.BytesIO()
+    builder.save(made)
+    return made.getvalue()
 
 
 def sheet() -> FPDF:

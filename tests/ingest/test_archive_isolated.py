@@ -228,5 +228,36 @@ def test_a_warning_names_some_of_what_was_left_out_and_counts_all(work: Work) ->
 
 
 def test_skipped_members_are_told_with_their_reason() -> None:
-    found = list(expand_isolated(io.BytesIO(zipped({"in.zip": zipped(FILES), "t": b"t"})), "a"))
-    assert found == [Skipped("in.zip", "archive within an archive"), Extracted("t", b"t")]
+    found = list(expand_isolated(io.BytesIO(zipped({"../up.txt": b"x", "t": b"t"})), "a"))
+    assert found == [Skipped("../up.txt", "unsafe path"), Extracted("t", b"t")]
+
+
+def test_archives_within_an_archive_fail_with_their_code_and_the_rest_is_read(work: Work) -> None:
+    deep = zipped({"bottom.txt": b"x"})
+    for _ in range(5):
+        deep = zipped({"deeper.zip": deep})
+    corpus = work.corpus()
+    job = work.ingest(corpus, {"a.zip": zipped({"in.zip": deep, "a.docx": zipped(FILES), "t.txt": b"The lamp is lit."})})
+    work.compute_kv()
+    shown = work.view(job)
+    assert shown["status"] == "completed_with_errors"
+    assert {each["filename"]: each["code"] for each in shown["errors"]} == dict.fromkeys(
+        ["a.zip!/in.zip", "a.zip!/a.docx"], "archive_limit"
+    )
+    assert work.chunks(corpus) == ["The lamp is lit."]
+
+
+def test_pointers_minified_scripts_and_foreign_archives_in_an_archive_are_left_out_with_their_reasons(work: Work) -> None:
+    files = {
+        "big.psd": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "app.min.js": b"var a=1;" * 4000,
+        "old.7z": b"7z\xbc\xaf\x27\x1c" + bytes(600), "t.txt": b"The lamp is lit.",
+    }  # fmt: skip
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.zip": zipped(files)})
+    document = work.document(corpus, "a.zip")
+    assert document is not None
+    assert document.error_message == (
+        "3 files in the archive were left out: big.psd: git LFS pointer; the file itself is not here, app.min.js: minified, "
+        "old.7z: an archive that is neither zip nor tar"
+    )
+    assert work.chunks(corpus) == ["The lamp is lit."]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import time
 from collections.abc import Sequence
 
@@ -130,16 +131,16 @@ def test_sections_counted_whole_are_cut_as_if_counted_by_block(text: str, limit:
 def test_cuts_are_those_of_the_version() -> None:
     """Where this fails on purpose, `VERSION` of the chunker goes up: chunks that nobody edited are computed anew."""
     spans = [
-        (chunk.start, chunk.end, chunk.headings, len(chunk.token_ids))
+        (chunk.start, chunk.end, chunk.headings, chunk.header, len(chunk.token_ids))
         for data, name in generated(0.02)
-        if not name.endswith(".pdf")
+        if not name.endswith((".pdf", ".docx", ".pptx", ".xlsx"))
         for chunk in cut(
             parse(data, name), word_pieces(), max_tokens=120, embedder_tokens=word_pieces().count_batch, embedder_limit=110
         )
     ]
-    assert VERSION == 2
-    assert len(spans) == 2472
-    assert hashlib.sha256(repr(spans).encode()).hexdigest()[:16] == "dac9812bac340dee"
+    assert VERSION == 3
+    assert len(spans) == 3086
+    assert hashlib.sha256(repr(spans).encode()).hexdigest()[:16] == "72e87a00c3d23dda"
 
 
 def test_counts_that_prove_too_low_are_mended() -> None:
@@ -232,6 +233,36 @@ def test_a_long_table_is_cut_between_rows_only(name: str) -> None:
         assert chunk.text.startswith("| ")
         assert chunk.text.endswith(" |")
     assert sum(chunk.text.count("| item") for chunk in chunks) == 1
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.csv", "a.html"])
+def test_a_chunk_that_begins_inside_a_table_knows_the_header_that_it_does_not_hold(name: str) -> None:
+    rows = [[f"item{n}", "some words of description", str(n)] for n in range(60)]
+    head = ["item", "what it is", "price in euros"]
+    texts = {
+        "a.md": "\n".join(["Words before.\n", *(f"| {' | '.join(row)} |" for row in (head, ["---"] * 3, *rows))]),
+        "a.csv": "\n".join(map(",".join, [head, *rows])),
+        "a.html": f"<!doctype html><p>Words before.</p><table><tr><th>{'<th>'.join(head)}</tr>"
+        + "".join(f"<tr><td>{'<td>'.join(r)}</tr>" for r in rows) + "</table><p>Words behind.</p>",
+    }  # fmt: skip
+    chunks = plain_chunks(texts[name], name)
+    (first,) = [chunk for chunk in chunks if "price in euros" in chunk.text]
+    assert {chunk.header for chunk in chunks[: first.ordinal + 1]} == {""}
+    late = chunks[first.ordinal + 1 :]
+    assert len(late) >= 3
+    for chunk in late:
+        begins_inside = re.search(r"item\d", chunk.text.split("\n")[0]) is not None
+        assert ("price in euros" in chunk.header) == begins_inside
+        assert "price in euros" not in chunk.text
+        assert len(chunk.token_ids) == len(PLAIN.encode(chunk.text)) <= 64
+
+
+def test_a_very_wide_header_is_told_as_far_as_it_fits() -> None:
+    head = ",".join(f"column {n}" for n in range(400))
+    wide = "\n".join([head, *(",".join("x" for _ in range(400)) for _ in range(40))])
+    late = plain_chunks(wide, "a.csv", limit=2000)[-1]
+    assert len(late.header) == 1001
+    assert head.startswith(late.header.removesuffix("…"))
 
 
 def test_definitions_are_kept_whole_where_they_fit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -52,13 +53,13 @@ def test_python_functions_and_methods_are_definitions() -> None:
     assert first.kind == "definition"
     assert text == "# About first.\n@cache\ndef first(a):\n    return a"
     sell, text = part(document, "def sell")
-    assert (sell.header, sell.headings) == ("class Shop(Base):", ("Shop",))
+    assert (sell.header, sell.headings, sell.name) == ("class Shop(Base):\ndef sell(self, item):", ("Shop",), "sell")
     assert text == "    def sell(self, item):\n        return item"
     _, text = part(document, "def buy")
     assert text == "    # Buys.\n    @property\n    def buy(self):\n        return 1"
     head, text = part(document, "class Shop")
     assert text.endswith("rate = 2")
-    assert head.headings == ("Shop",)
+    assert (head.headings, head.name) == (("Shop",), "")
     assert part(document, "LAST")[0].kind == "code"
     assert part(document, "import os")[0].headings == ()
 
@@ -72,7 +73,11 @@ def test_each_language_has_its_definitions_with_their_comments_and_class(languag
     block, text = part(document, sample.words)
     assert block.kind == "definition"
     assert text.lstrip().startswith(sample.comment)
-    assert (block.headings, block.header) == (sample.path, sample.header)
+    above, _, own = block.header.rpartition("\n")
+    assert (block.headings, above) == (sample.path, sample.header)
+    assert own in " ".join(text.split())
+    assert block.name in own
+    assert re.fullmatch(r"[\w.]+", block.name) or language == "make"  # whose rules are called by their targets
 
 
 def test_a_header_is_read_as_the_language_its_content_shows() -> None:

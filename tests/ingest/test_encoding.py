@@ -42,6 +42,30 @@ def test_chinese_in_the_old_encoding_is_read() -> None:
     assert decode(text.encode("gb18030")) == text
 
 
+JAPANESE = "第一条　この契約は、甲と乙との間で締結され、商品の売買に関する条件を定めるものとする。価格は一個につき十円とする。\n"
+KOREAN = "제1조 이 계약은 갑과 을 사이의 상품 매매에 관한 조건을 정함을 목적으로 한다. 가격은 한 개에 십 원으로 한다.\n"
+TAIWANESE = "第一條 本契約由甲方與乙方簽訂，規定商品買賣之條件。每件商品價格為新臺幣十元，買方應於收到貨物後三十日內付款。\n"
+RUSSIAN = "Статья 1. Настоящий договор заключён между продавцом и покупателем. Цена одной единицы товара десять рублей.\n"
+POLISH = "Artykuł 1. Niniejsza umowa określa warunki sprzedaży towarów między sprzedawcą a kupującym. Cena: dziesięć złotych.\n"
+OLDER = [
+    (JAPANESE, "shift_jis"), (JAPANESE, "euc_jp"), (JAPANESE, "iso2022_jp"), (KOREAN, "euc_kr"), (TAIWANESE, "big5"),
+    (RUSSIAN, "koi8_r"), (RUSSIAN, "cp1251"), (POLISH, "cp1250"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("times", [1, 40])
+@pytest.mark.parametrize(("text", "encoding"), OLDER, ids=[encoding for _, encoding in OLDER])
+def test_a_sentence_in_an_older_encoding_that_nobody_named_is_read(text: str, encoding: str, times: int) -> None:
+    assert decode((text * times).encode(encoding)) == text * times
+    assert parse((text * times).encode(encoding), "note.txt").text == text * times
+
+
+def test_russian_of_old_dos_is_refused_and_not_garbled() -> None:
+    with pytest.raises(FileError) as caught:
+        decode(RUSSIAN.encode("cp866"))
+    assert caught.value.code == "encoding_unknown"
+
+
 def test_western_text_of_old_windows_is_read() -> None:
     text = "Die Straße nach Köln führt über Düsseldorf; dort gibt es schöne Gärten und große Plätze.\n" * 3
     assert decode(text.encode("cp1252")) == text

@@ -44,6 +44,19 @@ def test_a_document_called_zip_is_read_and_an_archive_called_document_is_expande
     assert work.count(Document, Document.status == "completed") == 3
 
 
+def test_pointers_and_minified_scripts_that_are_uploaded_fail_with_the_reason(work: Work) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+    with ParserPool() as pool:
+        work.parser = pool  # type: ignore[assignment]
+        long = "a" * 30_000
+        job = work.ingest(work.corpus(), {"big.txt": pointer, "app.JS": f"var a='{long}';", "prose.txt": f"{long} b"})
+    shown = work.view(job)["errors"]
+    assert {each["filename"]: (each["code"], each["message"]) for each in shown} == {
+        "big.txt": ("unsupported_file", "This file is not read: git LFS pointer; the file itself is not here."),
+        "app.JS": ("unsupported_file", "This file is not read: minified."),
+    }
+
+
 def test_a_folder_offers_archives_and_office_files_also_those_that_cannot_be_read(tmp_path: Path) -> None:
     for name, data in files().items():
         assert isinstance(data, bytes)

@@ -30,7 +30,7 @@ from storage.types import ParsedDocument
 PLAIN = PlainTokenizer()
 # A document: headings, paragraphs, and tables of equal rows. Each text has a word of its own, so that none goes unseen.
 Element = tuple[str, Sequence[Sequence[str]]]
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"]), max_size=60)
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), max_size=60)
 
 
 def marked(elements: Sequence[tuple[str, list[list[str]]]]) -> list[Element]:

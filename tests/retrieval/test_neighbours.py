@@ -36,6 +36,18 @@ def test_the_neighbours_stand_in_the_same_section_of_the_same_document(library: 
     assert found(library, 500) == ["the needle in it", "one before"]
 
 
+def test_the_parts_of_a_long_function_are_neighbours_though_only_later_ones_are_called_by_its_name(library: Library) -> None:
+    ids = library.put("vs_1", "doc", *TEXTS, tokens=10)
+    with library.catalogue.write() as session:
+        inside = {"headings": ["Top", "settle"], "header": "def settle(amount):"}
+        session.execute(update(ChunkRow).where(ChunkRow.id == ids[2]).values(**inside))
+        session.execute(update(ChunkRow).where(ChunkRow.id == ids[3]).values(headings=["Top", "Section"]))
+    assert found(library, 500) == ["the needle in it", "one before"]
+    with library.catalogue.write() as session:
+        session.execute(update(ChunkRow).where(ChunkRow.id == ids[3]).values(headings=["Top", "close"], header="def close():"))
+    assert found(library, 500) == ["the needle in it", "one behind", "one before"]
+
+
 def test_a_neighbour_that_was_replaced_meanwhile_is_not_given(library: Library, monkeypatch) -> None:
     library.put("vs_1", "doc", *TEXTS, tokens=10)
     ranked = library.retriever._ranked
