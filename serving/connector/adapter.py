@@ -182,6 +182,7 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         pages = Pages(paged.attention, layout, rope, heads, block)
         self._parts.keep_in_step(lambda: own_profile(config.model_config))
         timed = Timed(paged)
+        timed.measure(block, pages.device)
         fetches = Fetches(self._parts.kv_store, self._parts.missed, self._parts.rates, lambda: timed.tokens_per_s)
         return Rank(timed, pages, fetches, Saver(self._parts.kv_store, _gather))
 

@@ -67,8 +67,8 @@ class Rates:
         if not speed:
             return FLOOR_S
         budget, rate = PATIENCE * total / speed, self.load_tokens_per_s(tier)
-        if rate is None:
-            return min(FLOOR_S, budget)
+        if rate is None:  # where nothing comes meanwhile there is no second chance
+            return min(FLOOR_S, budget) if meanwhile else budget
         load_s = tokens / rate
         if load_s > (budget if meanwhile else tokens / speed):
             return 0.0

@@ -26,7 +26,7 @@ from storage.folder import FolderStore
 from storage.kvstore import KVStore
 from storage.types import Miss
 
-SLOWLY = 5.0  # tokens of prefill a second: some hundred tokens are a minute, a busy machine's hiccup is a fraction of it
+SLOWLY = 30.0  # tokens of prefill a second: some hundred tokens are 20 s, a busy machine's hiccup is a fraction of it
 
 
 class HeldStore(FolderStore):
@@ -158,18 +158,18 @@ def test_a_source_that_keeps_up_with_computing_is_waited_for(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Object after object, the last one long after the patience with the first."""
-    site = Site(installation, speed=50.0)
+    site = Site(installation, speed=20.0)
     site.rates.note_load("store", 1_000, 1.0)
     read, lock = FolderStore.read_into, threading.Lock()
 
     def slowly(self: FolderStore, name: str, buffer: memoryview, offset: int = 0) -> int:
         with lock:
-            time.sleep(0.15)
+            time.sleep(0.4)
         return read(self, name, buffer, offset)
 
     monkeypatch.setattr(FolderStore, "read_into", slowly)
     job = site.job()
-    [patience] = site.rates.waits_s({"store": sum(s.length for s in job.plan.spans)}, 50.0, meanwhile=False).values()
+    [patience] = site.rates.waits_s({"store": sum(s.length for s in job.plan.spans)}, 20.0, meanwhile=False).values()
     found = site.fetched(job)
     assert found.missed == {}
     assert found.ms / 1000 > patience
