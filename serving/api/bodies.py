@@ -56,7 +56,7 @@ class Body(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in given.items():
             if (unserved := cls.not_served.get(name)) is not None:
-                if value not in unserved.unused:
+                if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in unserved.unused):
                     told = {"name": name, "instead": unserved.instead}
                     raise PydanticCustomError(UNSUPPORTED, "not served: {instead}", told)
             elif name not in known and name not in cls.ignored:

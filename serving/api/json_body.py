@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+_EXACT = 1 << 53  # up to here a float is one whole number
 NESTED = 200  # levels; the deepest that anything here reads is a JSON schema
 
 
@@ -37,7 +38,7 @@ def loads(body: bytes) -> Any:
     """What the body says. Raises JSONDecodeError, whose message names what is wrong."""
     try:
         text = body.decode(json.detect_encoding(body))
-        read = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
+        read = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_number)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(read, ensure_ascii=False).encode()
     except json.JSONDecodeError:
@@ -83,11 +84,12 @@ def _no_number(word: str) -> NoReturn:
     _refuse(f"{word} is no JSON number")
 
 
-def _finite(digits: str) -> float:
+def _number(digits: str) -> float | int:
+    """In JSON 9.0 is a whole number, and some languages write all of theirs so."""
     number = float(digits)
     if not math.isfinite(number):
         _refuse("it holds a number that is too large")
-    return number
+    return int(number) if number.is_integer() and abs(number) <= _EXACT else number
 
 
 def _refuse(why: str) -> NoReturn:

@@ -50,6 +50,9 @@ ERROR = {
         }
     },
 }
+CLOSED_FORMS = ("/v1/files",)  # whose unknown fields are refused
+
+
 def install(app: FastAPI) -> None:
     """Serve the document at /openapi.json."""
 
@@ -103,6 +106,9 @@ def _complete(path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> 
         responses["200"]["content"]["text/event-stream"] = {"schema": described}
     if path not in OPEN and not path.startswith(SIGNED):
         operation["security"] = [{"key": []}]
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    sent = operation.get("requestBody", {}).get("content", {})
+    if path in CLOSED_FORMS and (form := sent.get("multipart/form-data")) is not None:
+        schemas[form["schema"]["$ref"].rpartition("/")[2]]["additionalProperties"] = False
+    body = sent.get("application/json")
     if body is not None and path in BODIES:
         body["example"] = BODIES[path]

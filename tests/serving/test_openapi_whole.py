@@ -53,6 +53,7 @@ NAMED: dict[tuple[str, str | None], str] = {
     ("/v1/embeddings", "token_ids_not_served"): "as the operator has it",
     ("/v1/embeddings", "input"): "as the operator has it",
     ("/v1/uploads/{upload_id}/complete", "invalid_part"): "parts of this upload",
+    **{(f"/v1/uploads/{{upload_id}}/{what}", "upload_not_pending"): "once" for what in ("parts", "complete", "cancel")},
     ("/v1/vector_stores/{vector_store_id}/files/{file_id}/passage", "end"): "behind start",
     ("/v1/vector_stores/{vector_store_id}/search", "version_not_kept"): "as the vector store's settings say",
     ("/v1/corpora/{corpus_id}/documents", "files"): "as many paths as files",

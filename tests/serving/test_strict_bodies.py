@@ -250,3 +250,11 @@ def test_what_changes_nothing_is_let_be(site: Site) -> None:
         assert http.post("/v1/embeddings", json={"model": "x", "input": "a", "user": "ann"}).status_code == 200
         for more in ({"user": "ann", "store": True}, {"prompt_cache_options": {"mode": "implicit"}, "verbosity": "low"}):
             assert http.post("/v1/chat/completions", json={**CHAT, **more}).status_code == 200
+
+
+def test_a_whole_number_may_be_written_with_a_point_and_no_other_kind_of_value_is_taken_for_it(site: Site) -> None:
+    with site.http() as http:
+        assert http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 3.0}).status_code == 200
+        for wrong in (3.5, "3", True, 1e300):
+            reply = http.post("/v1/chat/completions", json={**CHAT, "max_tokens": wrong})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
