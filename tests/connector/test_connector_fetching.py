@@ -160,14 +160,14 @@ def test_a_source_that_keeps_up_with_computing_is_waited_for(
     """Object after object, the last one long after the patience with the first."""
     site = Site(installation, speed=20.0)
     site.rates.note_load("store", 1_000, 1.0)
-    read, lock = FolderStore.read_into, threading.Lock()
+    read, lock = site.objects.read_into, threading.Lock()
 
-    def slowly(self: FolderStore, name: str, buffer: memoryview, offset: int = 0) -> int:
+    def slowly(name: str, buffer: memoryview, offset: int = 0) -> int:
         with lock:
             time.sleep(0.4)
-        return read(self, name, buffer, offset)
+        return read(name, buffer, offset)
 
-    monkeypatch.setattr(FolderStore, "read_into", slowly)
+    monkeypatch.setattr(site.objects, "read_into", slowly)  # of this site alone: others' held reads may still be ending
     job = site.job()
     [patience] = site.rates.waits_s({"store": sum(s.length for s in job.plan.spans)}, 20.0, meanwhile=False).values()
     found = site.fetched(job)

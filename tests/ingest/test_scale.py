@@ -149,7 +149,7 @@ STORE = """
 import resource, sys, time
 from pathlib import Path
 from sqlalchemy import insert
-from ingest.expand import unpack
+from ingest.expand import Unpacked, unpack
 from ingest.files import open_file, store_file
 from storage.catalogue.engine import open_catalogue
 from storage.folder import FolderStore
@@ -162,7 +162,9 @@ with open(sys.argv[2], "rb") as stream:
     file = store_file(catalogue, objects, "t1", "large", stream)
 with open_file(objects, file) as stream:
     if sys.argv[3] == "unpack":
-        assert len(unpack(catalogue, objects, "t1", "large.tar", stream, lambda: None).files) == 300
+        found = Unpacked()
+        unpack(catalogue, objects, "t1", "large.tar", stream, lambda: None, found)
+        assert len(found.files) == 300
 print(peak() - before)
 """
 

@@ -171,7 +171,7 @@ def test_embeddings_agree_in_both_formats(site: Site) -> None:
     for a, b in zip(packed.data, plain.data, strict=True):
         np.testing.assert_allclose(a.embedding, b.embedding, atol=1e-7)
     assert packed.usage.prompt_tokens == 2
-    for wrong in ([[1, 2]], [1, 2], [], "", ["x", ""]):
+    for wrong in ([[10**6]], [], "", ["x", ""]):
         with pytest.raises(openai.BadRequestError) as caught:
             client.embeddings.create(model="any", input=wrong)
         assert caught.value.param == "input"

@@ -92,7 +92,7 @@ def test_what_vllm_is_told_names_each_chunk_behind_its_header(site: EngineSite) 
     plan = planned(site)
     ids = prompt_ids(plan)
     request = site.request(method="default")
-    told = kv_plan(site.reader, request, plan, plan.passages, frozenset({("a", "g")}), 0.0)
+    told = kv_plan(site.reader, request, plan, plan.passages, frozenset({("a", "g")}), 0.0, "")
     assert told is not None
     assert [tuple(ids[span.start : span.end]) for span in told.spans] == [each.token_ids for each in site.chunks]
     assert told.tail_start == len(ids) - len(plan.tail)
