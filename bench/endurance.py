@@ -20,7 +20,7 @@ from bench.live_service import Service, memory_mib, started_service
 
 CLIENTS = 4
 READINGS = 40
-WARM_UP = 0.25  # of the requests; pools, caches and the allocator have their size by then
+WARM_UP = 0.5  # of the requests; pools, caches and the allocator have their size by then, though some kinds are rare
 LINES = [f"Berth {n} is swept by watch {n % 7} before tide {3 * n} turns." for n in range(40)]
 TEXTS = [(f"berths-{n}.txt", "\n\n".join(LINES[n::4]).encode()) for n in range(4)]
 

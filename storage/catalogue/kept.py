@@ -62,7 +62,7 @@ class Kept:
     def used(self, keys: Iterable[str]) -> None:
         """Answers took these, from whatever tier. Costs no look-up now."""
         with self._lock:
-            self._used.update(keys)
+            self._used.update(list(keys))  # a mapping's values are no counts
 
     def flush(self) -> None:
         """Write down what was used."""
