@@ -143,7 +143,7 @@ import sys
 from serving.api import middleware
 inner, kept = middleware.RequestShell.__call__, []
 async def leaky(self, scope, receive, send):
-    kept.append(bytearray(40_000))
+    kept.append(bytearray(80_000))
     await inner(self, scope, receive, send)
 middleware.RequestShell.__call__ = leaky
 sys.argv = ["preread", "serve"]
