@@ -27,12 +27,17 @@ Placed = Sequence[tuple[str, File]]  # stored files, each to become the document
 Adopt = Callable[[Session, File], File]
 
 
+def as_stored(session: Session, file: File) -> File:
+    """The `Adopt` of files that are the corpus's own already."""
+    return file
+
+
 def items_of(
     session: Session,
     corpus: Corpus,
     placed: Placed,
     names: Collection[str] | None = None,
-    adopt: Adopt = lambda session, file: file,
+    adopt: Adopt = as_stored,
 ) -> list[JobItem]:
     """The documents of stored files, as items of a job. `names`: as of `attach`; `adopt`: the file to be shown for a stored
     one. Raises PathClosed, StorageUnavailable."""
@@ -49,7 +54,7 @@ def attach_all(
     job: Job,
     placed: Placed,
     names: Collection[str] | None = None,
-    adopt: Adopt = lambda session, file: file,
+    adopt: Adopt = as_stored,
 ) -> None:
     """Add them to a job whose plan is leased. Raises like `items_of`, LeaseLost, Cancelled, UserError."""
     for some in batches(placed, BATCH):
@@ -63,7 +68,7 @@ def attach_all(
 
 
 def attach_for_request(
-    catalogue: Catalogue, job: Job, placed: Placed, names: Collection[str], adopt: Adopt = lambda session, file: file
+    catalogue: Catalogue, job: Job, placed: Placed, names: Collection[str], adopt: Adopt = as_stored
 ) -> None:
     """The same for a request, which has leased the plan and answers once all are there. If that is refused the job fails and
     the documents stay as they were; if the process dies the reaper sees to it. Raises like `items_of`."""

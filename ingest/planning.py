@@ -6,16 +6,13 @@ A few at once, each of another tenant: so that nobody's small source waits until
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 import structlog
-from sqlalchemy.orm import Session
 
-from ingest.jobs import lock_job, settle
 from ingest.leases import LeaseLost
-from ingest.plans import claim_plan, fail_plan, give_back_plan, hand_over_plan, renew_plan
+from ingest.plans import claim_plan, fail_plan, give_back_plan, hand_over_plan, let_go, renew_plan
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
 from storage.catalogue.schema import Job
@@ -71,28 +68,19 @@ class Planning:
         except LeaseLost:
             log.info("lease_lost", job=job.id)
         except Stopping:
-            self._end(job, lambda session, row: hand_over_plan(row))
+            let_go(self._catalogue, job, lambda session, row: hand_over_plan(row))
         except Cancelled:
-            self._end(job, lambda session, row: None)
+            let_go(self._catalogue, job, lambda session, row: None)
         except (StorageUnavailable, Overloaded):
             message = "the store did not answer"
-            self._end(job, lambda session, row: give_back_plan(session, row, "storage_error", message, PLAN_DELAY))
+            let_go(self._catalogue, job, lambda session, row: give_back_plan(session, row, "storage_error", message, PLAN_DELAY))
         except PrereadError as error:
             code = error.code if error.code in FILE_ERROR_CODES else "storage_error"
             said = str(error)
-            self._end(job, lambda session, row: fail_plan(session, row, code, said))
+            let_go(self._catalogue, job, lambda session, row: fail_plan(session, row, code, said))
         except Exception as error:  # noqa: BLE001 - a fault of ours in one job must not stop the others
             log.error("plan_fault", job=job.id, error=type(error).__name__)
             fault = f"the worker failed with {type(error).__name__}"
-            self._end(job, lambda session, row: give_back_plan(session, row, "worker_lost", fault))
+            let_go(self._catalogue, job, lambda session, row: give_back_plan(session, row, "worker_lost", fault))
         finally:
             self._has_planned.set()
-
-    def _end(self, job: Job, end: Callable[[Session, Job], None]) -> None:
-        with self._catalogue.write() as session:
-            row = lock_job(session, job.id)
-            if row is None or row.lease_owner != job.lease_owner:
-                return
-            row.lease_owner = row.lease_expires = None
-            end(session, row)
-            settle(session, row.id)

@@ -7,7 +7,7 @@ fails; one that an API process was at, for a request that never was answered, fa
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.orm import Session
@@ -87,16 +87,25 @@ def end_plan(catalogue: Catalogue, job: Job) -> None:
         settle(session, row.id)
 
 
-def break_off(catalogue: Catalogue, job: Job, why: str | None) -> None:
-    """End a job whose plan was leased here and comes to nothing: as failed, or cancelled if it was."""
+def let_go(catalogue: Catalogue, job: Job, end: Callable[[Session, Job], None]) -> None:
+    """Give up the lease of a plan that was leased here, and `end` the job as it deserves; nothing where another has it now."""
     with catalogue.write() as session:
         row = lock_job(session, job.id)
         if row is None or row.lease_owner != job.lease_owner:
             return
         row.lease_owner = row.lease_expires = None
+        end(session, row)
+        settle(session, row.id)
+
+
+def break_off(catalogue: Catalogue, job: Job, why: str | None) -> None:
+    """End a job whose plan was leased here and comes to nothing: as failed, or cancelled if it was."""
+
+    def end(session: Session, row: Job) -> None:
         if why is not None:
             fail_plan(session, row, "cancelled", why, retryable=False)
-        settle(session, row.id)
+
+    let_go(catalogue, job, end)
 
 
 def owned_plan(session: Session, job: Job) -> Job:

@@ -7,12 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from serving.connector.director import Job
 from serving.connector.plan import Span
-from serving.engine.loading import SLOW, Loading, Wanted
+from serving.engine.loading import SLOW, Loading, Readers, Wanted
 from serving.engine.rates import Rates
 from storage.kvstore import KVStore
 from storage.tiers.flights import Found
@@ -69,8 +69,7 @@ class Fetches:
         self, store: KVStore, explain: Callable[[str, Miss], str], rates: Rates, speed: Callable[[], float | None]
     ) -> None:
         self._store, self._explain, self._rates, self._speed = store, explain, rates, speed
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-fetch")
-        self._near = ThreadPoolExecutor(1, thread_name_prefix="kv-near")  # what is in memory waits behind no other source
+        self._readers = Readers(THREADS)
         self._here: dict[str, Fetched] = {}
         self._wanted: set[str] = set()
         self._changed = threading.Condition()
@@ -85,10 +84,7 @@ class Fetches:
         fetch = _Fetch(job, spans)
         wanted = [Wanted(key, each[0].length, each[0].codec or None) for key, each in spans.items()]
         loading = Loading(self._store, self._rates, wanted, self._speed(), lambda: self._hand_over(fetch), meanwhile=False)
-        for threads, part in ((self._near, loading.near), (self._threads, loading.far)):
-            if part:
-                threads.submit(self._fetch, fetch, loading, part)
-        loading.begin()
+        self._readers.begin(loading, partial(self._fetch, fetch, loading))
 
     def give_up(self, request_id: str) -> None:
         with self._changed:
@@ -105,8 +101,7 @@ class Fetches:
             return found
 
     def close(self) -> None:
-        for threads in (self._threads, self._near):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
 
     def _hand_over(self, fetch: _Fetch) -> None:
         with self._changed:

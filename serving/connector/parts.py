@@ -23,7 +23,6 @@ from storage.tiers.store import object_name
 from storage.types import LAYOUT, KVProfile
 
 log = structlog.get_logger(__name__)
-OWN = ("weights", "dtype", "layers", "kv_heads", "head_dim", "layout", "adapter")
 
 
 class ConnectorParts(StorageParts):
@@ -68,7 +67,8 @@ class ConnectorParts(StorageParts):
         if known < since:
             found = stored_profile(self.kv_objects, object_name(newest))
             if isinstance(found, KVProfile):
-                profile = found if own_part(found) == self._own_part else None
+                ours = all(getattr(found, name) == value for name, value in self._own_part.items())
+                profile = found if ours else None
                 self._profiles[codec] = since, profile
         return profile
 
@@ -94,13 +94,8 @@ class ConnectorParts(StorageParts):
                 pause = PASS_SECONDS
 
 
-def own_part(profile: KVProfile) -> dict[str, Any]:
-    """What of a profile vLLM's model has a say in, as `own_profile` has it."""
-    return {name: getattr(profile, name) for name in OWN}
-
-
 def own_profile(model: Any) -> dict[str, Any]:
-    """What a plan's profile must say of the model that vLLM's model_config describes: OWN."""
+    """What a plan's profile must say of the model that vLLM's model_config describes."""
     return {
         "weights": weights_fingerprint(Path(model.model)),
         "dtype": str(model.dtype).removeprefix("torch."),

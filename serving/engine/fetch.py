@@ -7,10 +7,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from precompute.reader import Reader
-from serving.engine.loading import Loading, Wanted
+from serving.engine.loading import Loading, Readers, Wanted
 from serving.engine.rates import Rates
 from storage.kvstore import KVStore
 from storage.tiers.flights import Found
@@ -32,8 +33,7 @@ class Fetcher:
     ) -> None:  # fmt: skip
         self._reader, self._kv, self._on_miss, self._ready = reader, kv_store, on_miss, ready
         self._rates = rates
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv-fetch")
-        self._near = ThreadPoolExecutor(1, thread_name_prefix="kv-near")  # what is in memory waits behind no other source
+        self._readers = Readers(threads)
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="kv-reasons")
 
     def submit(self, generation: TorchGeneration) -> None:
@@ -43,14 +43,11 @@ class Fetcher:
         wanted = [Wanted(chunk.kv_key or "", len(chunk.token_ids), chunk.codec) for chunk in chunks]
         speed = self._reader.prefill_tokens_per_s
         loading = Loading(self._kv, self._rates, wanted, speed, lambda: self._hand_over(generation), meanwhile=True)
-        for threads, part in ((self._near, loading.near), (self._threads, loading.far)):
-            if part:
-                threads.submit(self._fetch, generation, loading, part)
-        loading.begin()
+        self._readers.begin(loading, partial(self._fetch, generation, loading))
 
     def close(self) -> None:
-        for threads in (self._threads, self._near, self._asking):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
+        self._asking.shutdown(wait=False, cancel_futures=True)
 
     def _hand_over(self, generation: TorchGeneration) -> None:
         ms = generation.report.ms

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from serving.engine.rates import Rates
@@ -27,6 +28,25 @@ class Wanted:
     key: str
     tokens: int
     codec: str | None = None
+
+
+class Readers:
+    """Threads that read. What is in memory waits behind no other source."""
+
+    def __init__(self, threads: int) -> None:
+        self._far = ThreadPoolExecutor(threads, thread_name_prefix="kv-fetch")
+        self._near = ThreadPoolExecutor(1, thread_name_prefix="kv-near")
+
+    def begin(self, loading: Loading, read: Callable[[Sequence[Wanted]], None]) -> None:
+        """Have both parts of what is wanted read; patience begins."""
+        for threads, part in ((self._near, loading.near), (self._far, loading.far)):
+            if part:
+                threads.submit(read, part)
+        loading.begin()
+
+    def close(self) -> None:
+        for threads in (self._near, self._far):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Loading:

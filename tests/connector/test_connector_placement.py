@@ -14,7 +14,7 @@ from fixtures_work import Work, make_work
 from sqlalchemy import select
 
 from serving.connector import uses
-from serving.connector.parts import ConnectorParts, own_part
+from serving.connector.parts import ConnectorParts
 from storage.catalogue.schema import ChunkRow, Document, DocumentUse, KVObject
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
@@ -45,7 +45,8 @@ class Process:
 
     def own(self) -> dict[str, Any]:
         self.asked_own += 1
-        return own_part(OURS)
+        names = ("weights", "dtype", "layers", "kv_heads", "head_dim", "layout", "adapter")
+        return {name: getattr(OURS, name) for name in names}
 
     def add(self, *paths: str, profile: KVProfile = OURS) -> None:
         """Documents whose KV another process has stored; the last is the newest."""

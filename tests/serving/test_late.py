@@ -199,7 +199,7 @@ def test_a_chunk_is_emphasised_whether_it_comes_late_or_not(hasty: EngineSite) -
 def test_patience_ends_for_everyone_while_all_threads_wait_for_the_source(hasty: EngineSite) -> None:
     """More requests than there are threads to fetch, none of which comes back."""
     hasty.objects.gate.clear()
-    threads = hasty.engine._fetcher._threads._max_workers
+    threads = hasty.engine._fetcher._readers._far._max_workers
     for _ in range(2):
         outcomes = hasty.answers(*[hasty.request(max_tokens=1)] * (threads // 2 + 1))
         assert {c.reason for outcome in outcomes for c in outcome.report.not_reused} == {"slow"}

@@ -181,7 +181,7 @@ def test_what_lies_in_memory_comes_while_all_threads_wait_for_the_store(
     monkeypatch.setattr(site.reader, "_note_speed", lambda *_: None)
     site.kv.get(str(site.chunks[1].kv_key), site.reader.profile)
     site.objects.gate.clear()
-    for _ in range(site.engine._fetcher._threads._max_workers + 5):
+    for _ in range(site.engine._fetcher._readers._far._max_workers + 5):
         outcome = site.answer(max_tokens=1)
         assert [(c.chunk_id, c.tier) for c in outcome.report.reused] == [(1, "memory")]
         assert outcome.report.ms["fetch"] <= 1000 * 0.2 * outcome.prompt_tokens / 20
@@ -235,8 +235,8 @@ def test_however_it_comes_about_a_stall_holds_no_first_token(site: EngineSite, h
 
         monkeypatch.setattr(site.objects, "read_into", probing)
     elif how == "fetches":
-        for _ in range(site.engine._fetcher._threads._max_workers):
-            site.engine._fetcher._threads.submit(held.wait, 20)
+        for _ in range(site.engine._fetcher._readers._far._max_workers):
+            site.engine._fetcher._readers._far.submit(held.wait, 20)
     elif how == "reasons":
         site.path(0).unlink()
         monkeypatch.setattr(site.engine._fetcher, "_on_miss", lambda key, miss: str(held.wait(20)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_kit import EngineSite
 from fixtures_models import Models
-from model_kit import Service, Shared, counted, serving
+from model_kit import Shared, counted, serving
 
 from bench.harness import drive
 from serving.blend.assembly import Segment, assemble
@@ -46,31 +46,27 @@ def test_a_late_passage_of_a_table_is_read_under_its_header_and_cited_exactly(
     shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(shared, tmp_path, dtype="float32", chunk_tokens=64) as service:
-        _asks_for_a_late_row(service, monkeypatch)
+        seen: list[str] = []
+        plan, decode = service.wiring.engine.prepare, service.wiring.reader.tokenizer.decode
 
+        def prepare(request: GenerateRequest) -> object:
+            prepared = plan(request)
+            seen.append(decode(prompt_ids(prepared.plan)))
+            return prepared
 
-def _asks_for_a_late_row(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    plan, decode = service.wiring.engine.prepare, service.wiring.reader.tokenizer.decode
-
-    def prepare(request: GenerateRequest) -> object:
-        prepared = plan(request)
-        seen.append(decode(prompt_ids(prepared.plan)))
-        return prepared
-
-    monkeypatch.setattr(service.wiring.engine, "prepare", prepare)
-    service.corpus("dues", {"dues.csv": "\n".join([HEADER, *ROWS]) + "\n"})
-    answer = service.chat("dues", "Vessel10 of the northern line: which harbour dues?", max_tokens=2, timeout=300)
-    late = [each for each in answer.citations if "Vessel10" in each["quote"]]
-    assert late
-    for citation in late:
-        quote = citation["quote"]
-        assert HEADER not in quote
-        assert service.source_of(citation)[citation["start"] : citation["end"]] == quote
-        assert f"[{citation['n']}] {HEADER}\n{quote}" in seen[-1]
-    report = counted(answer)
-    assert report["not_reused"] == []
-    assert report["tokens_reused"] > report["tokens_computed"]
+        monkeypatch.setattr(service.wiring.engine, "prepare", prepare)
+        service.corpus("dues", {"dues.csv": "\n".join([HEADER, *ROWS]) + "\n"})
+        answer = service.chat("dues", "Vessel10 of the northern line: which harbour dues?", max_tokens=2, timeout=300)
+        late = [each for each in answer.citations if "Vessel10" in each["quote"]]
+        assert late
+        for citation in late:
+            quote = citation["quote"]
+            assert HEADER not in quote
+            assert service.source_of(citation)[citation["start"] : citation["end"]] == quote
+            assert f"[{citation['n']}] {HEADER}\n{quote}" in seen[-1]
+        report = counted(answer)
+        assert report["not_reused"] == []
+        assert report["tokens_reused"] > report["tokens_computed"]
 
 
 def test_the_header_stands_between_label_and_chunk_and_counts_in_the_prompts_room(site: EngineSite) -> None:
