@@ -75,34 +75,35 @@ class Deleter:
 
     def corpus(self, tenant_id: str, corpus_id: str, *, raw: bool = False) -> Receipt:
         """Delete a corpus with its documents and schedules, and cancel its jobs. Raises NotFound."""
-        with self.catalogue.write() as session:
+        with self.catalogue.read() as session:
             corpus = session.get(Corpus, corpus_id)
             if corpus is None or corpus.tenant_id != tenant_id:
                 raise NotFound(f"no corpus {corpus_id!r}")
+        receipt = dict.fromkeys(KINDS, 0)
+        while (ids := self._drop_if_empty(corpus_id)) is not None:
+            for kind, count in self._documents(tenant_id, ids, raw).items():
+                receipt[kind] += count
+            for kind, count in self.kept(tenant_id, DocumentVersion.corpus_id == corpus_id, raw=raw).items():
+                receipt[kind] += count
+        return receipt
+
+    def _drop_if_empty(self, corpus_id: str) -> Sequence[str] | None:
+        """End all work on a corpus, and drop it if nothing is in it: None then. Else some of its documents, which may have been
+        added while others were deleted."""
+        with self.catalogue.write() as session:
             active = select(Job.id).where(Job.corpus_id == corpus_id, Job.status.in_(ACTIVE))
             for job_id in session.scalars(active).all():
                 cancel(session, job_id)
-            schedules = select(Schedule.id).where(Schedule.corpus_id == corpus_id)
-            session.execute(delete(ScheduleRun).where(ScheduleRun.schedule_id.in_(schedules)))
-            session.execute(delete(Schedule).where(Schedule.corpus_id == corpus_id))
-            hooks = select(PushHook.id).where(PushHook.corpus_id == corpus_id)
-            session.execute(delete(PushDelivery).where(PushDelivery.hook_id.in_(hooks)))
-            session.execute(delete(PushHook).where(PushHook.corpus_id == corpus_id))
-        receipt = dict.fromkeys(KINDS, 0)
-        while True:
-            with self.catalogue.write() as session:
-                query = select(Document.id).where(Document.corpus_id == corpus_id).limit(BATCH)
-                ids = list(session.scalars(query))
-                if not ids:
-                    break
-            for kind, count in self._documents(tenant_id, ids, raw).items():
-                receipt[kind] += count
-        for kind, count in self.kept(tenant_id, DocumentVersion.corpus_id == corpus_id, raw=raw).items():
-            receipt[kind] += count
-        with self.catalogue.write() as session:
+            session.get(Corpus, corpus_id, with_for_update=True)  # from here on nobody adds to it
+            _drop_schedules(session, corpus_id)
+            documents = select(Document.id).where(Document.corpus_id == corpus_id).limit(BATCH)
+            ids = session.scalars(documents).all()
+            versions = select(DocumentVersion.id).where(DocumentVersion.corpus_id == corpus_id).limit(1)
+            if ids or session.scalars(versions).first() is not None:
+                return ids
             session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id))
             session.execute(delete(Corpus).where(Corpus.id == corpus_id))
-        return receipt
+            return None
 
     def kept(self, tenant_id: str, which: ColumnElement[bool], *, raw: bool = False) -> Receipt:
         """Delete kept generations, whatever their corpus's settings say."""
@@ -151,6 +152,15 @@ class Deleter:
     def _owed(self) -> int:
         with self.catalogue.read() as session:
             return session.scalar(select(func.count()).where(KVObject.status == "purge")) or 0
+
+
+def _drop_schedules(session: Session, corpus_id: str) -> None:
+    schedules = select(Schedule.id).where(Schedule.corpus_id == corpus_id)
+    session.execute(delete(ScheduleRun).where(ScheduleRun.schedule_id.in_(schedules)))
+    session.execute(delete(Schedule).where(Schedule.corpus_id == corpus_id))
+    hooks = select(PushHook.id).where(PushHook.corpus_id == corpus_id)
+    session.execute(delete(PushDelivery).where(PushDelivery.hook_id.in_(hooks)))
+    session.execute(delete(PushHook).where(PushHook.corpus_id == corpus_id))
 
 
 def delete_documents(

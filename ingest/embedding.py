@@ -56,14 +56,16 @@ class Asked:
 
 
 class _Line:
-    """What one tenant waits for, file by file. Of a file that is larger than a group the rest goes to the end."""
+    """What one tenant waits for, file by file. Of a file that is larger than a group the rest comes after all that are there
+    when the next group is made."""
 
     def __init__(self) -> None:
         self.files: deque[Asked] = deque()
+        self._begun: list[Asked] = []
         self._group: deque[tuple[Asked, int]] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._group or self.files)
+        return bool(self._group or self.files or self._begun)
 
     def take(self, most: int) -> list[tuple[Asked, int]]:
         """The next texts, the short ones of a group first."""
@@ -73,13 +75,15 @@ class _Line:
 
     def _next_group(self) -> list[tuple[Asked, int]]:
         group: list[tuple[Asked, int]] = []
+        self.files.extend(self._begun)
+        self._begun = []
         while self.files and len(group) < GROUP:
             asked = self.files.popleft()
             begin, end = asked.grouped, min(asked.grouped + GROUP - len(group), len(asked.texts))
             group += [(asked, index) for index in range(begin, end)]
             asked.grouped = end
             if end < len(asked.texts) and asked.wanted:
-                self.files.append(asked)
+                self._begun.append(asked)
         group.sort(key=lambda one: len(one[0].texts[one[1]]))
         return group
 

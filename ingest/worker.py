@@ -83,7 +83,7 @@ class IngestWorker:
                         return files
                 if ahead is None and going_on and hand.may_have_another and time.monotonic() >= idle_until:
                     had_nothing = not hand  # else what is in hand may bring more, or be what another file has to wait for
-                    ahead = self._reader.submit(self._begin_one, hand.busy, hand.is_shared)
+                    ahead = self._reader.submit(self._begin_one, hand.busy, hand.is_shared, more)
                 elif ahead is None and not hand and not going_on:
                     return files
                 self._wait(hand, ahead)
@@ -102,7 +102,9 @@ class IngestWorker:
             wait(awaited, WAIT_SECONDS, FIRST_COMPLETED)
         hand.look()
 
-    def _begin_one(self, busy: set[str], ahead: bool) -> FileRun | None:
+    def _begin_one(self, busy: set[str], ahead: bool, more: Callable[[bool], bool]) -> FileRun | None:
+        if not more(False):  # told to end since it was asked: it would claim what has just been handed over
+            return None
         lease = claim_file(
             self.catalogue, self.owner, self.lease_seconds, last_tenant=self._last_tenant, busy=busy, ahead=ahead
         )

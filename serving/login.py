@@ -92,12 +92,13 @@ class Login:
 
     def _use_once(self, attempt: Attempt) -> None:
         now, digest = self._clock(), hashlib.sha256(attempt.state.encode()).hexdigest()
-        try:
-            with self._catalogue.write() as session:
-                session.execute(delete(LoginState).where(LoginState.expires_at < now))
-                session.add(LoginState(digest=digest, expires_at=now + 2 * ATTEMPT_SECONDS))
-        except IntegrityError:
-            raise LoginRefused("This login has been used; start again.") from None
+        with self._catalogue.write() as session:
+            session.execute(delete(LoginState).where(LoginState.expires_at < now))
+            session.add(LoginState(digest=digest, expires_at=now + 2 * ATTEMPT_SECONDS))
+            try:
+                session.flush()
+            except IntegrityError:
+                raise LoginRefused("This login has been used; start again.") from None
 
     def _open(self, subject: str, groups: frozenset[str], rule: Rule) -> str:
         now = self._clock()

@@ -20,6 +20,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.exc import StaleDataError
 
 from storage.catalogue import sqlite
 from storage.errors import Overloaded, StorageUnavailable, UserError
@@ -27,7 +28,9 @@ from storage.errors import Overloaded, StorageUnavailable, UserError
 Dialect = Literal["sqlite", "postgresql"]
 BUSY_SECONDS = 30.0
 _DISK_FULL = "53100"
-_OVERTAKEN = ("40001", "40P01")  # PostgreSQL's: serialization failure, deadlock detected
+# PostgreSQL's: serialization failure, deadlock detected; another transaction has deleted what a new row belongs to, or has made
+# the same row.
+_OVERTAKEN = ("40001", "40P01", "23503", "23505")
 
 
 class Catalogue:
@@ -178,6 +181,8 @@ def _errors_named() -> Iterator[None]:
     """Give the database's retryable troubles their names in our tree; let mistakes in our SQL through."""
     try:
         yield
+    except StaleDataError as error:  # another transaction has deleted what this one was to change
+        raise Overloaded("The catalogue is busy with another write; try again.") from error
     except DBAPIError as error:
         if sqlite.is_busy(error.orig) or getattr(error.orig, "sqlstate", None) in _OVERTAKEN:
             raise Overloaded("The catalogue is busy with another write; try again.") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import pytest
 from fixtures_work import Work, paragraphs
 from sqlalchemy import select, update
 
-from ingest.deletes import record_purge
+from ingest.deletes import Deleter, record_purge
 from ingest.files import delete_file, read_file, store_file
 from ingest.leases import claim_file
 from ingest.purge import sweep
@@ -71,6 +72,22 @@ def test_a_corpus_goes_with_all_its_documents_and_its_jobs_end(work: Work) -> No
     assert work.view(waiting)["status"] == "cancelled"
     assert work.count(Corpus) == 1
     assert work.chunks() == ["kept"]
+
+
+def test_what_is_added_while_a_corpus_is_deleted_goes_with_it(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = work.corpus()
+    work.ingest(corpus, {"a.txt": "text"})
+    kept, late = Deleter.kept, []
+
+    def and_add(*args: Any, **options: Any) -> dict[str, int]:
+        if not late:
+            late.append(work.upload(corpus, {"late.txt": "text"}))
+        return kept(*args, **options)
+
+    monkeypatch.setattr(Deleter, "kept", and_add)
+    assert work.deleter.corpus("t1", corpus.id)["documents"] == 2
+    assert (work.count(Corpus), work.count(Document)) == (0, 0)
+    assert work.view(late[0])["status"] == "cancelled"
 
 
 def test_work_on_a_deleted_document_commits_nothing(work: Work) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fixtures_work import Work, open_work, paragraphs
 from sqlalchemy import update
+from sqlalchemy.exc import NoResultFound
 
 from ingest import schedules
 from ingest.files import raw_name, read_file, store_file
@@ -22,6 +23,7 @@ from ingest.ticker import Ticker, reap
 from precompute import rows
 from storage.catalogue.engine import migrate
 from storage.catalogue.schema import Corpus, Document, Job, JobFile, KVObject, ScheduleRun
+from storage.errors import Overloaded
 from storage.kvstore import KVStore
 
 pytestmark = pytest.mark.services
@@ -101,6 +103,28 @@ def test_replacing_and_deleting_at_the_same_time_leaves_no_orphan(works: list[Wo
     assert work.count(KVObject, KVObject.status != "purge") == 3
     work.deleter.corpus("t1", corpus.id)
     assert (work.count(Document), work.count(KVObject)) == (0, 0)
+
+
+def test_a_corpus_that_others_add_to_is_deleted_and_who_comes_too_late_hears_of_it(works: list[Work]) -> None:
+    work = works[0]
+    corpus = work.corpus()
+    begun = threading.Barrier(WORKERS)
+
+    def add_or_delete(w: Work) -> None:
+        begun.wait(30)
+        while True:
+            try:
+                if w is work:
+                    w.deleter.corpus("t1", corpus.id)
+                    return
+                w.upload(corpus, {f"{id(w)}.txt": "text", "shared.txt": "text"})
+            except Overloaded:
+                continue
+            except NoResultFound:
+                return  # there is no corpus
+
+    together(works, add_or_delete)
+    assert (work.count(Corpus), work.count(Document)) == (0, 0)
 
 
 def test_a_schedule_fires_once_and_a_cancelled_job_ends(works: list[Work], tmp_path: Path) -> None:
