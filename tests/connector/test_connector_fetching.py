@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 from vllm_kit import Installation, ids_of
 
-from serving.connector.blending import Model
+from serving.connector.blending import Leads, Model, blend
 from serving.connector.director import Job, Orders
 from serving.connector.fetching import THREADS, Fetched, Fetches
 from serving.connector.parts import ConnectorParts
@@ -255,6 +255,38 @@ def test_the_speed_of_prefill_is_that_of_passes_through_all_layers() -> None:
     assert 1 < timed.tokens_per_s <= 1000
     assert (timed.layers, timed.piece) == (2, 512)
     assert timed.sum_ranks(ids) is ids
+
+
+def test_the_speed_of_prefill_is_known_before_the_first_prompt_and_the_pass_that_warms_is_not_in_it() -> None:
+    class Cold(_Model):
+        ran: ClassVar[list[list[int]]] = []
+
+        def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *hooks: Any) -> None:
+            time.sleep(0.05 if self.ran else 2.0)
+            self.ran.append(positions.tolist())
+
+    timed = Timed(Cold())
+    timed.measure(16, torch.device("cpu"))
+    assert Cold.ran == 2 * [list(range(32))]
+    assert timed.tokens_per_s is not None
+    assert timed.tokens_per_s > 32 / 1.0
+
+
+def test_chunks_are_placed_one_a_step(site: Site) -> None:
+    class Places:
+        device = torch.device("cpu")
+
+        def __init__(self) -> None:
+            self.at: list[int] = []
+
+        def place(self, kv: torch.Tensor, at: int, table: torch.Tensor) -> None:
+            self.at.append(at)
+
+    job, pages = site.job(), Places()
+    steps = blend(cast(Any, _Model()), cast(Any, pages), Leads(), job, site.fetched(job).records)
+    for placed in range(1, len(job.plan.spans) + 1):
+        next(steps)
+        assert pages.at == [span.start for span in job.plan.spans[:placed]]
 
 
 @pytest.mark.parametrize(("extra", "waits"), [({}, FLOOR_S), ({"patience_s": 7}, 7.0)])
