@@ -121,16 +121,7 @@ class Reader(ReaderSpec):
     def compile_readings(self, batch: Sequence[Reading]) -> list[torch.Tensor]:
         """As `compile`, each chunk as the last of its reading; readings that begin alike are read once."""
         texts = [r for r in dict.fromkeys(batch) if not any(len(o) > len(r) and o[: len(r)] == r for o in batch)]
-        first = len(filler_passages()[: self._filler]) + 1  # the number in the label at the prefix's end
-        inputs, ends = [], []
-        for text in texts:
-            ids: list[int] = []
-            stops = []
-            for number, chunk in enumerate(text, first):
-                ids += [*(self.format.label(number) if ids else ()), *chunk]
-                stops.append(len(ids))
-            inputs.append(ids)
-            ends.append(stops)
+        inputs, ends = zip(*map(self.behind_prefix, texts), strict=True)
         compiled = self.compile_behind(self.prefix_kv(), inputs)
         found = []
         for reading in batch:

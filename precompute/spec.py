@@ -42,7 +42,7 @@ class ReaderSpec:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.stop_ids = frozenset(_end_tokens(_generation(folder, config).eos_token_id, self.tokenizer))
         self.codec_named: Callable[[str], str] = str  # as a profile has it; see calibration.use_codec
-        self._filler = filler
+        self._passages = len(filler_passages()[:filler])
         if not self.full_prefill_reason:
             self.prefix_ids = self._prefix_tokens(filler)
             self.profile = self._profile(dtype, codec, filler)
@@ -71,6 +71,15 @@ class ReaderSpec:
         """The profile of KV that a rule has stored with another codec, one of CODEC_NAMES; None: with the reader's own.
         Raises StorageUnavailable where its basis cannot be had."""
         return self.profile if codec is None else replace(self.profile, codec=self.codec_named(codec))
+
+    def behind_prefix(self, reading: Reading) -> tuple[list[int], list[int]]:
+        """What is read behind `prefix_ids`: a reading's chunks with labels between them, and where each chunk ends."""
+        ids: list[int] = []
+        ends = []
+        for number, chunk in enumerate(reading, self._passages + 1):
+            ids += [*(self.format.label(number) if ids else ()), *chunk]
+            ends.append(len(ids))
+        return ids, ends
 
     def fits(self, reading: Reading) -> bool:
         """Whether it can be read behind frame and filler within the model's context."""

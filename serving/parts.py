@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from precompute.queue import KVQueue
     from precompute.reader import Reader
     from precompute.spec import ReaderSpec
+    from precompute.types import Compiler
     from retrieval.embedder import SentenceEmbedder
     from retrieval.index import ChunkIndex
     from retrieval.reranker import Reranker
@@ -142,7 +143,7 @@ class Wiring(StorageParts):
             self.objects.delete(basis_name(digest))
             if isinstance(CodecShelf(self.kv_objects).find(PREFIX + digest), Transform):
                 return True
-        if self.reader.full_prefill_reason or (basis := remade(self.reader, digest)) is None:
+        if self.spec.full_prefill_reason or (basis := remade(self.spec, digest)) is None:
             return False
         self.kv_store.codecs.add(basis)
         return True
@@ -164,12 +165,12 @@ class Wiring(StorageParts):
 
     def kv_keys(self, batch: Sequence[Reading], group: str, codec: str | None) -> Sequence[str | None]:
         """The keys of readings in a sharing group; None where the model's state is not blended at all."""
-        if self.reader.full_prefill_reason:
+        if self.spec.full_prefill_reason:
             return [None] * len(batch)
         secret = self.parent.group_secret(self.secret, group) if self.parent else group_secret(self.secret, group)
         # A window that the model's context has no room for is not read as a window.
-        fitting = [read if self.reader.fits(read) else read[-1:] for read in batch]
-        profile = self.reader.stored_as(codec)
+        fitting = [read if self.spec.fits(read) else read[-1:] for read in batch]
+        profile = self.spec.stored_as(codec)
         return [kv_key(profile, read[-1], group, secret, read[:-1]) for read in fitting]
 
     # --- bells ---
@@ -224,7 +225,7 @@ class Wiring(StorageParts):
 
         return cut(
             document,
-            self.reader.tokenizer,
+            self.spec.tokenizer,
             max_tokens=self.settings.chunk_tokens,
             embedder_tokens=self.embedder.count_batch,
             embedder_limit=self.embedder.max_tokens,
@@ -291,24 +292,41 @@ class Wiring(StorageParts):
         from precompute.queue import KVQueue
         from precompute.types import nowhere
 
+        def check() -> None:
+            if self.stopping.is_set():
+                raise Stopping
+            queue.check()
+
         queue = KVQueue(
             self.catalogue,
-            self.kv_store,
-            self.reader,
+            self._compiler(check),
             self.owner,
             lease_seconds=self.settings.lease_seconds,
             kv_keys=self.kv_keys,
             settled=self._settle,
             elsewhere=self.parent.elsewhere if self.parent else nowhere,
         )
+        return queue
 
-        def check() -> None:
-            if self.stopping.is_set():
-                raise Stopping
-            queue.check()
+    def _compiler(self, check: Callable[[], None]) -> Compiler:
+        """Who compiles: the process that this one's engine computes in. `check`: ends it before its time."""
+        if self.settings.engine == "vllm":
+            return self._vllm_compiler(check)
+        from precompute.compiling import OwnCompiler
 
         self.reader.check = check
-        return queue
+        return OwnCompiler(self.reader, self.kv_store)
+
+    def _vllm_compiler(self, check: Callable[[], None]) -> Compiler:
+        from serving.engine.vllm_compiler import VLLMCompiler
+        from storage.kvstore import KVStore
+        from storage.tiers.store import object_name
+
+        # What vLLM has written is looked at in the store itself, whatever this site's lease says of using it.
+        return VLLMCompiler(
+            self.spec, self.settings.vllm_url, KVStore(self.kv_objects), lambda key: self.kv_objects.size(object_name(key)),
+            secret=self.secret, check=check, token=os.environ.get("VLLM_API_KEY", ""),
+        )  # fmt: skip
 
     def _settle(self, job_ids: set[str]) -> None:
         from ingest.jobs import settle
