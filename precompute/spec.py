@@ -18,6 +18,7 @@ from storage.errors import ModelUnsupported
 from storage.fingerprint import weights_fingerprint
 from storage.types import KVProfile
 
+LABELS = 24  # whose KV is kept ready; those of further passages are computed with the prompt
 DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
 
 
@@ -80,6 +81,17 @@ class ReaderSpec:
             ids += [*(self.format.label(number) if ids else ()), *chunk]
             ends.append(len(ids))
         return ids, ends
+
+    def label_prompt(self, most: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """A prompt of numbered passages, in which labels' KV is read, since so they stand in every prompt: its ids, `most` at
+        most, and where the first LABELS labels stand in it, [start, end); fewer where it ends before."""
+        texts = [self.tokenizer.encode(passage) for passage in filler_passages()]
+        ids, spans = list(self.format.frame), []
+        for number in range(1, LABELS + 1):
+            label = self.format.label(number)
+            spans.append((len(ids), len(ids) + len(label)))
+            ids += [*label, *texts[(number - 1) % len(texts)]]
+        return ids[:most], [span for span in spans if span[1] <= most]
 
     def fits(self, reading: Reading) -> bool:
         """Whether it can be read behind frame and filler within the model's context."""

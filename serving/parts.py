@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
     from serving.engine.vllm import VLLMEngine
+    from serving.engine.vllm_saved import Shelf
     from serving.usage import Meter
 
 PARSERS = 5  # version of what the parsers give: part of what makes a document up to date
@@ -319,14 +320,20 @@ class Wiring(StorageParts):
 
     def _vllm_compiler(self, check: Callable[[], None]) -> Compiler:
         from serving.engine.vllm_compiler import VLLMCompiler
+
+        return VLLMCompiler(
+            self.spec, self.settings.vllm_url, self._shelf, secret=self.secret, check=check,
+            token=os.environ.get("VLLM_API_KEY", ""),
+        )  # fmt: skip
+
+    @cached_property
+    def _shelf(self) -> Shelf:
+        """What vLLM has written, as it lies in the store itself: whatever this site's lease says of using it."""
+        from serving.engine.vllm_saved import Shelf
         from storage.kvstore import KVStore
         from storage.tiers.store import object_name
 
-        # What vLLM has written is looked at in the store itself, whatever this site's lease says of using it.
-        return VLLMCompiler(
-            self.spec, self.settings.vllm_url, KVStore(self.kv_objects), lambda key: self.kv_objects.size(object_name(key)),
-            secret=self.secret, check=check, token=os.environ.get("VLLM_API_KEY", ""),
-        )  # fmt: skip
+        return Shelf(KVStore(self.kv_objects), lambda key: self.kv_objects.size(object_name(key)))
 
     def _settle(self, job_ids: set[str]) -> None:
         from ingest.jobs import settle
@@ -345,10 +352,12 @@ class Wiring(StorageParts):
 
     def _vllm_engine(self) -> VLLMEngine:
         from serving.engine.vllm import VLLMEngine
+        from serving.engine.vllm_labels import Labels
 
         return VLLMEngine(
             self.spec, self.settings.vllm_url, secret=self.secret, owners=self._owners,
             max_requests=self.settings.max_requests, token=os.environ.get("VLLM_API_KEY", ""),
+            labels=None if self.spec.full_prefill_reason else Labels(self.spec, self.catalogue, self._shelf, secret=self.secret),
         )  # fmt: skip
 
     def _owners(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:

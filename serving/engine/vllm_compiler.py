@@ -1,40 +1,30 @@
 """Chunks compiled by vLLM: each reading goes as one prompt, behind frame and filler, with a signed plan of what to store of it
 (`serving.connector.saving`). No weights are loaded here.
 
-What vLLM says of it is not believed: a key is stored when its object has been read back whole through the store.
+Of what vLLM says nothing is believed: a key is stored when its object has been read back whole.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from precompute.spec import ReaderSpec
 from precompute.types import Made, Wanted
-from serving.connector.plan import Plan, Span, Told, plan_secret, sign, token_hash
+from serving.connector.plan import Span, Told, token_hash
 from serving.engine.vllm_client import VLLMClient
+from serving.engine.vllm_saved import STORED_S, Shelf, saving_body
 from storage.errors import Cancelled, EngineUnavailable, Overloaded, PrereadError
-from storage.types import KVProfile, KVRecord, Miss
+from storage.types import Miss
 
 log = logging.getLogger(__name__)
 AT_ONCE = 4  # prompts in vLLM: a question that comes waits for no more of them, and their KV in its memory is bounded
-STORED_S = 30.0  # after which an object that vLLM was to write is taken for lost
-LOOK_S = (0.02, 0.5)  # between two looks whether it is there: at first, and at last
 CHECK_S = 0.1  # between two looks whether the batch is still wanted
-PLAN_LIFE_S = 1800
-
-
-class Shelf(Protocol):
-    """Where vLLM's connector writes, as it is read from here."""
-
-    def get(self, key: str, profile: KVProfile) -> KVRecord | Miss: ...
 
 
 @dataclass
@@ -47,15 +37,14 @@ class _Sent:
 
 
 class VLLMCompiler:
-    """`Compiler` by the vLLM at `url`, which serves the model in `reader`'s folder and writes to the store that `shelf` reads;
-    `size`: bytes of a key's object. `secret`: the installation's; `token`: vLLM's API key; `check`: raises Stopping or
-    Cancelled when the batch is to go no further."""
+    """`Compiler` by the vLLM at `url`, which serves the model in `reader`'s folder and writes to what `shelf` reads. `secret`:
+    the installation's; `token`: vLLM's API key; `check`: raises Stopping or Cancelled when the batch is to go no further."""
 
     def __init__(
-        self, reader: ReaderSpec, url: str, shelf: Shelf, size: Callable[[str], int | None], *, secret: bytes,
-        check: Callable[[], None], token: str = "", stored_s: float = STORED_S,
+        self, reader: ReaderSpec, url: str, shelf: Shelf, *, secret: bytes, check: Callable[[], None], token: str = "",
+        stored_s: float = STORED_S,
     ) -> None:  # fmt: skip
-        self._reader, self._url, self._shelf, self._size = reader, url, shelf, size
+        self._reader, self._url, self._shelf = reader, url, shelf
         self._secret, self._check, self._token, self._stored_s = secret, check, token, stored_s
 
     def compile(self, batch: Sequence[Wanted]) -> Callable[[], Made]:
@@ -119,24 +108,14 @@ class VLLMCompiler:
 
     def _body(self, name: str, together: Sequence[Wanted]) -> dict[str, Any]:
         """Of POST /v1/completions. All are beginnings of the last one's reading."""
-        reader, group = self._reader, together[0].sharing_group
+        reader = self._reader
         ids, ends = reader.behind_prefix(together[-1].reading)
-        saves = tuple(self._span(each, len(reader.prefix_ids) + ends[len(each.reading) - 1]) for each in together)
-        expires = int(time.time()) + PLAN_LIFE_S
-        plan = Plan(reader.profile, (), "full", 0, "", group, expires, saves=saves)
-        return {
-            "model": name, "prompt": [*reader.prefix_ids, *ids], "max_tokens": 1, "temperature": 0, "add_special_tokens": False,
-            "cache_salt": self._salt(group), "kv_transfer_params": sign(plan, plan_secret(self._secret)),
-        }  # fmt: skip
+        saves = [self._span(each, len(reader.prefix_ids) + ends[len(each.reading) - 1]) for each in together]
+        return saving_body(reader, name, [*reader.prefix_ids, *ids], saves, together[0].sharing_group, self._secret)
 
     def _span(self, wanted: Wanted, end: int) -> Span:
         chunk, codec = wanted.reading[-1], self._reader.stored_as(wanted.codec).codec
         return Span(end - len(chunk), len(chunk), wanted.key, token_hash(chunk), codec=codec)
-
-    def _salt(self, group: str) -> str:
-        """Frame and filler are read once for all chunks, and a document's window once for its chunks: within a sharing group,
-        since whether a text was read before can be told from the time that it takes."""
-        return "preread-compile:" + hmac.new(self._secret, repr(("compile", group)).encode(), hashlib.sha256).hexdigest()
 
     # --- what was written ---
 
@@ -145,7 +124,7 @@ class VLLMCompiler:
         unstored, failed = [*sent.unstored], [*sent.failed]
         end = time.monotonic() + self._stored_s
         for each in sent.answered:
-            found = self._await(each, end)
+            found = self._shelf.await_object(each.key, self._reader.stored_as(each.codec), each.reading[-1], end)
             if isinstance(found, int):
                 written[each.key] = found
             elif found in (Miss.TIMEOUT, Miss.UNAVAILABLE):
@@ -154,20 +133,6 @@ class VLLMCompiler:
                 log.warning("what vLLM was to store is not there: %s (%s)", each.key[:12], found)
                 failed.append(each.key)
         return Made(written, unstored, failed)
-
-    def _await(self, wanted: Wanted, end: float) -> int | Miss:
-        """The object's bytes, as soon as it is there whole; or why it is not by then. Raises StorageUnavailable."""
-        profile, pause = self._reader.stored_as(wanted.codec), LOOK_S[0]
-        while True:
-            found = self._shelf.get(wanted.key, profile)
-            if isinstance(found, KVRecord):
-                if found.token_ids != wanted.reading[-1]:
-                    return Miss.WRONG_KEY
-                return self._size(wanted.key) or 0
-            if time.monotonic() + pause > end:
-                return found
-            time.sleep(pause)
-            pause = min(2 * pause, LOOK_S[1])
 
 
 def prompts(batch: Sequence[Wanted]) -> Iterator[list[Wanted]]:
