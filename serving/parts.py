@@ -90,9 +90,10 @@ class Wiring(StorageParts):
 
     @cached_property
     def embedder(self) -> SentenceEmbedder:
-        from retrieval.embedder import SentenceEmbedder
+        with self._loading:  # transformers is not to be imported by two threads at once: one of them finds it half made
+            from retrieval.embedder import SentenceEmbedder
 
-        return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
+            return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
 
     @cached_property
     def reranker(self) -> Reranker | None:
@@ -319,12 +320,12 @@ class Wiring(StorageParts):
         return OwnCompiler(self.reader, self.kv_store)
 
     def _vllm_compiler(self, check: Callable[[], None]) -> Compiler:
+        spec = self.spec  # see `embedder`
         from serving.engine.vllm_compiler import VLLMCompiler
 
         return VLLMCompiler(
-            self.spec, self.settings.vllm_url, self._shelf, secret=self.secret, check=check,
-            token=os.environ.get("VLLM_API_KEY", ""),
-        )  # fmt: skip
+            spec, self.settings.vllm_url, self._shelf, secret=self.secret, check=check, token=os.environ.get("VLLM_API_KEY", "")
+        )
 
     @cached_property
     def _shelf(self) -> Shelf:
