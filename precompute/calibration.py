@@ -67,9 +67,10 @@ def basis_codec(reader: ReaderSpec, shelf: CodecShelf, name: str) -> Transform:
     return codec if isinstance(codec, Transform) else made
 
 
-def remade(reader: Reader, digest: str) -> Basis | None:
+def remade(reader: ReaderSpec, digest: str) -> Basis | None:
     """The basis of this digest, if it is one that this model has on this machine."""
-    made = (calibrate(reader, *steps) for steps in STEPS.values())
+    loaded = _loaded(reader)
+    made = (calibrate(loaded, *steps) for steps in STEPS.values())
     return next((basis for basis in made if basis.digest == digest), None)
 
 

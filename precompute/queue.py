@@ -1,31 +1,27 @@
-"""The KV queue's worker: leases owed rows, compiles their chunks in batches, and stores one batch while it
-computes
-the next."""
+"""The KV queue's worker: leases owed rows, has their chunks compiled in batches, and one batch stored while the next is
+computed."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
-import torch
 
 from precompute import rows
 from precompute.rows import Batch
-from precompute.types import AskElsewhere, Compiler, Elsewhere, RecordStore, nowhere
+from precompute.types import AskElsewhere, Compiler, Elsewhere, Made, Wanted, nowhere
 from storage import tracing
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.lease import Heartbeat
 from storage.codecs import CODECS
 from storage.codecs.transform import TRANSFORMS
-from storage.conditioning import KVKeys, Reading
-from storage.errors import Cancelled, Overloaded, Stopping, StorageUnavailable
-from storage.types import KVRecord
+from storage.conditioning import KVKeys
+from storage.errors import Cancelled, EngineUnavailable, Overloaded, Stopping, StorageUnavailable
 
 log = structlog.get_logger()
 RETRY_DELAY = 5.0  # seconds until rows are tried again whose store did not answer
@@ -34,7 +30,7 @@ CANCEL_SECONDS = 0.25  # how often it is looked whether a batch that is being co
 
 @dataclass
 class Throughput:
-    """What this worker has compiled, and how long the compiling alone took."""
+    """What this worker has had compiled and stored, and how long the compiling alone took."""
 
     chunks: int = 0
     tokens: int = 0
@@ -45,35 +41,24 @@ class Throughput:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-class _Reading(NamedTuple):
-    """How a row's chunk is read and stored, as its key says."""
-
-    reading: Reading
-    codec: str | None
-
-
 @dataclass(frozen=True)
 class _Computed:
     batch: Batch
-    tensors: dict[str, torch.Tensor]
+    store: Callable[[], Made]
     seconds: float
-    failed: tuple[str, ...]  # by their own fault
     foreign: tuple[str, ...]  # keys of another model than this worker's
-    codecs: Mapping[str, str | None]  # by key, what it is stored with; None: the reader's own
     elsewhere: Elsewhere
 
 
 class KVQueue:
-    """Computes what is owed. `settled(job_ids)` is called with the jobs that may have ended; `kv_keys`, if
-    given, is
-    asked whether a row belongs to this worker's model at all. `elsewhere` is asked first: what another site stores need not
-    be computed here, and what it is computing is waited for."""
+    """Has computed what is owed. `settled(job_ids)` is called with the jobs that may have ended; `kv_keys` is asked whether a row
+    belongs to this worker's model at all. `elsewhere` is asked first: what another site stores need not be computed here, and
+    what it is computing is waited for."""
 
     def __init__(
         self,
         catalogue: Catalogue,
-        store: RecordStore,
-        reader: Compiler,
+        compiler: Compiler,
         owner: str,
         *,
         batch_tokens: int = 4096,
@@ -84,8 +69,7 @@ class KVQueue:
         elsewhere: AskElsewhere = nowhere,
     ) -> None:
         self._catalogue = catalogue
-        self._store = store
-        self._reader = reader
+        self._compiler = compiler
         self._owner = owner
         self._batch_tokens = batch_tokens
         self._lease_seconds = lease_seconds
@@ -122,6 +106,10 @@ class KVQueue:
                 except Cancelled:
                     continue
                 except Stopping:
+                    break
+                except EngineUnavailable as error:
+                    log.warning("kv_not_compiled", chunks=len(batch.rows), error=str(error))
+                    tried -= len(batch.rows)  # no bell: the beat rings when they are due
                     break
                 if writing is not None:
                     writing.result()  # one batch at most is kept in memory besides the one being computed
@@ -170,16 +158,17 @@ class KVQueue:
 
     def _compute(self, batch: Batch) -> _Computed:
         """Raises Stopping if this process is to end meanwhile: then the rows are another worker's at once, and nobody is to
-        blame. And Cancelled if nobody waits for them any more."""
+        blame. And Cancelled if nobody waits for them any more; EngineUnavailable, where the rows are tried again later."""
         try:
             with self._held_lock:
                 self._computing, self._unwanted = batch, False
             with self._span("kv.compile", batch):
                 return self._computed(batch)
-        except (Stopping, Cancelled):
+        except (Stopping, Cancelled, EngineUnavailable) as error:
+            delay = RETRY_DELAY if isinstance(error, EngineUnavailable) else 0.0
             with self._catalogue.write() as session:
                 keys = [row.key for row in batch.rows]
-                rows.give_back(session, batch, keys, blame=False, max_attempts=self._max_attempts)
+                rows.give_back(session, batch, keys, blame=False, delay=delay, max_attempts=self._max_attempts)
             self._let_go(batch)
             raise
         finally:
@@ -202,73 +191,42 @@ class KVQueue:
 
     def _computed(self, batch: Batch) -> _Computed:
         read = self._readings(batch)
-        elsewhere = self._elsewhere([row.key for row in batch.rows if row.key in read])
+        elsewhere = self._elsewhere(list(read))
         spared = elsewhere.stored.keys() | elsewhere.awaited
-        mine = [row for row in batch.rows if row.key in read and row.key not in spared]
+        mine = [each for key, each in read.items() if key not in spared]
         foreign = tuple(row.key for row in batch.rows if row.key not in read)
-        tensors: dict[str, torch.Tensor] = {}
         started = time.monotonic()
-        try:
-            if mine:
-                results = self._reader.compile_readings([read[row.key].reading for row in mine])
-                tensors = {row.key: kv for row, kv in zip(mine, results, strict=True)}
-        except (Stopping, Cancelled):
-            raise
-        except Exception as error:  # noqa: BLE001 - one chunk's fault must not fail the chunks beside it
-            log.warning("compile_failed", chunks=len(mine), error=type(error).__name__)
-            tensors = self._one_by_one({row.key: read[row.key] for row in mine}) if len(mine) > 1 else {}
-        seconds = time.monotonic() - started
-        self.throughput.chunks += len(tensors)
-        self.throughput.tokens += sum(len(row.token_ids) for row in mine if row.key in tensors)
-        self.throughput.seconds += seconds
-        failed = tuple(row.key for row in mine if row.key not in tensors)
-        codecs = {key: each.codec for key, each in read.items()}
-        return _Computed(batch, tensors, seconds, failed, foreign, codecs, elsewhere)
+        store = self._compiler.compile(mine) if mine else lambda: Made({})
+        return _Computed(batch, store, time.monotonic() - started, foreign, elsewhere)
 
-    def _one_by_one(self, read: Mapping[str, _Reading]) -> dict[str, torch.Tensor]:
-        tensors = {}
-        for key, each in read.items():
-            try:
-                [tensors[key]] = self._reader.compile_readings([each.reading])
-            except (Stopping, Cancelled):
-                raise
-            except Exception as error:  # noqa: BLE001 - it is tried again, and fails alone
-                log.warning("compile_failed", key=key[:12], error=type(error).__name__)
-        return tensors
-
-    def _readings(self, batch: Batch) -> dict[str, _Reading]:
-        """How each row's chunk is read, as its key says; rows of another model are left out."""
-        found: dict[str, _Reading] = {}
+    def _readings(self, batch: Batch) -> dict[str, Wanted]:
+        """By key, how each row's chunk is read, as its key says; rows of another model are left out."""
+        found: dict[str, Wanted] = {}
         for row in batch.rows:
             possible = [(row.token_ids,), (*row.before, row.token_ids)]
             for codec in (None, *CODECS, *TRANSFORMS):  # what a rule chose stands in the key alone
                 keys = self._kv_keys(possible, row.sharing_group, codec)
                 if row.key in keys:
-                    found[row.key] = _Reading(possible[keys.index(row.key)], codec)
+                    found[row.key] = Wanted(row.key, row.sharing_group, possible[keys.index(row.key)], codec)
                     break
         return found
 
     # --- storing ---
 
     def _finish(self, computed: _Computed) -> None:
-        """Store a batch's objects, end its rows, and let go of its lease."""
+        """Have a batch stored, end its rows, and let go of its lease."""
         batch = computed.batch
         try:
             with self._span("kv.store", batch):
-                written, unstored, blamed = self._put(computed)
+                made = computed.store()
+            self._count(computed, made)
             with self._catalogue.write() as session:
-                rows.mark_done(session, batch, written, computed.seconds)
+                rows.mark_done(session, batch, made.written, computed.seconds)
                 rows.mark_stored(session, batch, computed.elsewhere.stored)
                 attempts = self._max_attempts
-                rows.give_back(session, batch, blamed, blame=True, max_attempts=attempts)
-                rows.give_back(
-                    session,
-                    batch,
-                    [*unstored, *computed.elsewhere.awaited],
-                    blame=False,
-                    delay=RETRY_DELAY,
-                    max_attempts=attempts,
-                )
+                rows.give_back(session, batch, made.failed, blame=True, max_attempts=attempts)
+                later = [*made.unstored, *computed.elsewhere.awaited]
+                rows.give_back(session, batch, later, blame=False, delay=RETRY_DELAY, max_attempts=attempts)
                 rows.mark_failed(session, batch, computed.foreign)
                 jobs = rows.waiting_jobs(session, [row.key for row in batch.rows])
         except (StorageUnavailable, Overloaded) as error:
@@ -278,21 +236,7 @@ class KVQueue:
             self._let_go(batch)
         self._settled(jobs)
 
-    def _put(self, computed: _Computed) -> tuple[dict[str, int], list[str], list[str]]:
-        """Bytes written by key; keys whose store did not answer; keys that failed by their own fault."""
-        written: dict[str, int] = {}
-        blamed = list(computed.failed)
-        by_key = {row.key: row for row in computed.batch.rows}
-        for key, kv in computed.tensors.items():
-            profile = self._reader.stored_as(computed.codecs[key])
-            record = KVRecord(key, profile, by_key[key].token_ids, kv.cpu())
-            try:
-                written[key] = self._store.put(record)
-            except StorageUnavailable as error:
-                log.warning("kv_store_unavailable", error=type(error).__name__)
-                break  # the others would wait in vain as well
-            except ValueError as error:
-                log.warning("kv_refused", key=key[:12], error=str(error))
-                blamed.append(key)
-        unstored = [key for key in computed.tensors if key not in written and key not in blamed]
-        return written, unstored, blamed
+    def _count(self, computed: _Computed, made: Made) -> None:
+        self.throughput.chunks += len(made.written)
+        self.throughput.tokens += sum(len(row.token_ids) for row in computed.batch.rows if row.key in made.written)
+        self.throughput.seconds += computed.seconds

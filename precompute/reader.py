@@ -16,13 +16,12 @@ from precompute import attention
 from precompute.pace import pace
 from precompute.passes import ContiguousPass, PackedPass
 from precompute.rope import Rope
-from precompute.spec import DEFAULT_FILLER, ReaderSpec, filler_passages
+from precompute.spec import DEFAULT_FILLER, ReaderSpec
 from storage.conditioning import Reading
 from storage.errors import UserError
 
 log = logging.getLogger(__name__)
 PIECE = 512  # rows of one forward pass while prefilling
-LABELS = 24  # whose KV is kept ready; those of further passages are computed with the prompt
 
 
 def check_device(device: str) -> None:
@@ -121,16 +120,7 @@ class Reader(ReaderSpec):
     def compile_readings(self, batch: Sequence[Reading]) -> list[torch.Tensor]:
         """As `compile`, each chunk as the last of its reading; readings that begin alike are read once."""
         texts = [r for r in dict.fromkeys(batch) if not any(len(o) > len(r) and o[: len(r)] == r for o in batch)]
-        first = len(filler_passages()[: self._filler]) + 1  # the number in the label at the prefix's end
-        inputs, ends = [], []
-        for text in texts:
-            ids: list[int] = []
-            stops = []
-            for number, chunk in enumerate(text, first):
-                ids += [*(self.format.label(number) if ids else ()), *chunk]
-                stops.append(len(ids))
-            inputs.append(ids)
-            ends.append(stops)
+        inputs, ends = zip(*map(self.behind_prefix, texts), strict=True)
         compiled = self.compile_behind(self.prefix_kv(), inputs)
         found = []
         for reading in batch:
@@ -172,26 +162,19 @@ class Reader(ReaderSpec):
                 self._frame = kv
             return self._frame
 
-
     def label_kv(self) -> list[torch.Tensor]:
         """Position-free KV of the first LABELS labels, each [layers, 2, kv_heads, label, head_dim]; fewer where the model's
         context ends.
 
         Read once per process in a prompt of numbered passages, as labels stand in every prompt; by one thread at a time."""
         if self._labels is None:
-            self._labels = self._read_labels(LABELS)
+            self._labels = self._read_labels()
         return self._labels
 
     @torch.inference_mode()
-    def _read_labels(self, count: int) -> list[torch.Tensor]:
-        texts = [self.tokenizer.encode(passage) for passage in filler_passages()]
-        ids, starts = list(self.format.frame), []
-        for number in range(1, count + 1):
-            starts.append(len(ids))
-            ids += [*self.format.label(number), *texts[(number - 1) % len(texts)]]
-        ids = ids[: self.max_positions]
+    def _read_labels(self) -> list[torch.Tensor]:
+        ids, spans = self.label_prompt(self.max_positions)
         kv = self.buffer(len(ids))
         self.prefill(kv, ids)
         kv[:, 0] = self.rope.unplace(kv[:, 0], torch.arange(len(ids), device=self.device))
-        ends = [start + len(self.format.label(number)) for number, start in enumerate(starts, 1)]
-        return [kv[:, :, :, a:b].clone() for a, b in zip(starts, ends, strict=True) if b <= len(ids)]
+        return [kv[:, :, :, start:end].clone() for start, end in spans]

@@ -18,6 +18,7 @@ from storage.errors import ModelUnsupported
 from storage.fingerprint import weights_fingerprint
 from storage.types import KVProfile
 
+LABELS = 24  # whose KV is kept ready; those of further passages are computed with the prompt
 DEFAULT_FILLER = 4  # passages before a chunk when it is compiled; see BENCHMARKS.md
 
 
@@ -42,7 +43,7 @@ class ReaderSpec:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.stop_ids = frozenset(_end_tokens(_generation(folder, config).eos_token_id, self.tokenizer))
         self.codec_named: Callable[[str], str] = str  # as a profile has it; see calibration.use_codec
-        self._filler = filler
+        self._passages = len(filler_passages()[:filler])
         if not self.full_prefill_reason:
             self.prefix_ids = self._prefix_tokens(filler)
             self.profile = self._profile(dtype, codec, filler)
@@ -71,6 +72,26 @@ class ReaderSpec:
         """The profile of KV that a rule has stored with another codec, one of CODEC_NAMES; None: with the reader's own.
         Raises StorageUnavailable where its basis cannot be had."""
         return self.profile if codec is None else replace(self.profile, codec=self.codec_named(codec))
+
+    def behind_prefix(self, reading: Reading) -> tuple[list[int], list[int]]:
+        """What is read behind `prefix_ids`: a reading's chunks with labels between them, and where each chunk ends."""
+        ids: list[int] = []
+        ends = []
+        for number, chunk in enumerate(reading, self._passages + 1):
+            ids += [*(self.format.label(number) if ids else ()), *chunk]
+            ends.append(len(ids))
+        return ids, ends
+
+    def label_prompt(self, most: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """A prompt of numbered passages, in which labels' KV is read, since so they stand in every prompt: its ids, `most` at
+        most, and where the first LABELS labels stand in it, [start, end); fewer where it ends before."""
+        texts = [self.tokenizer.encode(passage) for passage in filler_passages()]
+        ids, spans = list(self.format.frame), []
+        for number in range(1, LABELS + 1):
+            label = self.format.label(number)
+            spans.append((len(ids), len(ids) + len(label)))
+            ids += [*label, *texts[(number - 1) % len(texts)]]
+        return ids[:most], [span for span in spans if span[1] <= most]
 
     def fits(self, reading: Reading) -> bool:
         """Whether it can be read behind frame and filler within the model's context."""

@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from precompute.queue import KVQueue
     from precompute.reader import Reader
     from precompute.spec import ReaderSpec
+    from precompute.types import Compiler
     from retrieval.embedder import SentenceEmbedder
     from retrieval.index import ChunkIndex
     from retrieval.reranker import Reranker
     from serving.api.parts import ApiParts
     from serving.engine.torch_engine import TorchEngine
     from serving.engine.vllm import VLLMEngine
+    from serving.engine.vllm_saved import Shelf
     from serving.usage import Meter
 
 PARSERS = 5  # version of what the parsers give: part of what makes a document up to date
@@ -88,9 +90,10 @@ class Wiring(StorageParts):
 
     @cached_property
     def embedder(self) -> SentenceEmbedder:
-        from retrieval.embedder import SentenceEmbedder
+        with self._loading:  # transformers is not to be imported by two threads at once: one of them finds it half made
+            from retrieval.embedder import SentenceEmbedder
 
-        return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
+            return SentenceEmbedder(self.settings.embedder, device=self.settings.device, dtype=self.settings.dtype)
 
     @cached_property
     def reranker(self) -> Reranker | None:
@@ -142,7 +145,7 @@ class Wiring(StorageParts):
             self.objects.delete(basis_name(digest))
             if isinstance(CodecShelf(self.kv_objects).find(PREFIX + digest), Transform):
                 return True
-        if self.reader.full_prefill_reason or (basis := remade(self.reader, digest)) is None:
+        if self.spec.full_prefill_reason or (basis := remade(self.spec, digest)) is None:
             return False
         self.kv_store.codecs.add(basis)
         return True
@@ -164,12 +167,12 @@ class Wiring(StorageParts):
 
     def kv_keys(self, batch: Sequence[Reading], group: str, codec: str | None) -> Sequence[str | None]:
         """The keys of readings in a sharing group; None where the model's state is not blended at all."""
-        if self.reader.full_prefill_reason:
+        if self.spec.full_prefill_reason:
             return [None] * len(batch)
         secret = self.parent.group_secret(self.secret, group) if self.parent else group_secret(self.secret, group)
         # A window that the model's context has no room for is not read as a window.
-        fitting = [read if self.reader.fits(read) else read[-1:] for read in batch]
-        profile = self.reader.stored_as(codec)
+        fitting = [read if self.spec.fits(read) else read[-1:] for read in batch]
+        profile = self.spec.stored_as(codec)
         return [kv_key(profile, read[-1], group, secret, read[:-1]) for read in fitting]
 
     # --- bells ---
@@ -224,7 +227,7 @@ class Wiring(StorageParts):
 
         return cut(
             document,
-            self.reader.tokenizer,
+            self.spec.tokenizer,
             max_tokens=self.settings.chunk_tokens,
             embedder_tokens=self.embedder.count_batch,
             embedder_limit=self.embedder.max_tokens,
@@ -291,24 +294,47 @@ class Wiring(StorageParts):
         from precompute.queue import KVQueue
         from precompute.types import nowhere
 
+        def check() -> None:
+            if self.stopping.is_set():
+                raise Stopping
+            queue.check()
+
         queue = KVQueue(
             self.catalogue,
-            self.kv_store,
-            self.reader,
+            self._compiler(check),
             self.owner,
             lease_seconds=self.settings.lease_seconds,
             kv_keys=self.kv_keys,
             settled=self._settle,
             elsewhere=self.parent.elsewhere if self.parent else nowhere,
         )
+        return queue
 
-        def check() -> None:
-            if self.stopping.is_set():
-                raise Stopping
-            queue.check()
+    def _compiler(self, check: Callable[[], None]) -> Compiler:
+        """Who compiles: the process that this one's engine computes in. `check`: ends it before its time."""
+        if self.settings.engine == "vllm":
+            return self._vllm_compiler(check)
+        from precompute.compiling import OwnCompiler
 
         self.reader.check = check
-        return queue
+        return OwnCompiler(self.reader, self.kv_store)
+
+    def _vllm_compiler(self, check: Callable[[], None]) -> Compiler:
+        spec = self.spec  # see `embedder`
+        from serving.engine.vllm_compiler import VLLMCompiler
+
+        return VLLMCompiler(
+            spec, self.settings.vllm_url, self._shelf, secret=self.secret, check=check, token=os.environ.get("VLLM_API_KEY", "")
+        )
+
+    @cached_property
+    def _shelf(self) -> Shelf:
+        """What vLLM has written, as it lies in the store itself: whatever this site's lease says of using it."""
+        from serving.engine.vllm_saved import Shelf
+        from storage.kvstore import KVStore
+        from storage.tiers.store import object_name
+
+        return Shelf(KVStore(self.kv_objects), lambda key: self.kv_objects.size(object_name(key)))
 
     def _settle(self, job_ids: set[str]) -> None:
         from ingest.jobs import settle
@@ -327,10 +353,12 @@ class Wiring(StorageParts):
 
     def _vllm_engine(self) -> VLLMEngine:
         from serving.engine.vllm import VLLMEngine
+        from serving.engine.vllm_labels import Labels
 
         return VLLMEngine(
             self.spec, self.settings.vllm_url, secret=self.secret, owners=self._owners,
             max_requests=self.settings.max_requests, token=os.environ.get("VLLM_API_KEY", ""),
+            labels=None if self.spec.full_prefill_reason else Labels(self.spec, self.catalogue, self._shelf, secret=self.secret),
         )  # fmt: skip
 
     def _owners(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:

@@ -58,7 +58,7 @@ class Settings:
     dtype: str = _setting("bfloat16", "what models compute in: bfloat16, float16 or float32")
     codec: str = _setting("", "how KV is written; empty: `transform` in S3, where bytes cost, `raw` in a folder")
     threads: int = _setting(0, "threads of a model; 0: as many as the machine has cores")
-    engine: str = _setting("torch", "who computes answers: torch, in the API's process, or vllm (docs/vllm.md)")
+    engine: str = _setting("torch", "who computes answers, and chunks' KV: torch, in the process itself, or vllm (docs/vllm.md)")
     vllm_url: str = _setting("http://127.0.0.1:8000", "where vLLM answers, for the engine `vllm`")
     # Chunking, retrieval and prompts.
     chunk_tokens: int = _setting(400, "tokens of a chunk at most")

@@ -24,6 +24,7 @@ from serving.engine.orders import Orders
 from serving.engine.planner import Planner
 from serving.engine.types import ChunkNotReused, ChunkReused, GenerateRequest, Outcome, Report
 from serving.engine.vllm_client import PROBE_S, SILENCE_S, Served, VLLMClient
+from serving.engine.vllm_labels import Labels
 from serving.engine.vllm_request import body, full_salt, kv_plan, prompt_ids, refuse, thread_of
 from serving.engine.writer import TokenWriter
 from serving.passages import find_passages
@@ -66,13 +67,16 @@ class VLLMGeneration(Emitted):
 
 class VLLMEngine:
     """`Engine` over the vLLM at `url`, which serves the model in `reader`'s folder. `secret`: the installation's; `owners`:
-    tenant and sharing group of KV keys; `token`: vLLM's API key. What is stored no longer, the connector has repaired."""
+    tenant and sharing group of KV keys; `token`: vLLM's API key; `labels`: of whom plans name those with stored KV. What is
+    stored no longer, the connector has repaired."""
 
     def __init__(
         self, reader: ReaderSpec, url: str, *, secret: bytes, owners: Owners, max_requests: int = 8, token: str = "",
-        silence_s: float = SILENCE_S,
+        silence_s: float = SILENCE_S, labels: Labels | None = None,
     ) -> None:  # fmt: skip
         self.reader = reader
+        self._labels = labels
+        self._labelling: asyncio.Task[None] | None = None
         self.model_id = reader.name
         self.full_prefill_reason = reader.full_prefill_reason
         self._secret, self._owners = secret, owners
@@ -122,7 +126,9 @@ class VLLMEngine:
         order = full_salt(self._secret, request, plan) + "".join(keys)
         if plan.frame and thread and self._orders.comes_again(order, thread):
             return None
-        return kv_plan(self.reader, request, plan, passages, self._owners(sorted({*keys})), time.time(), thread)
+        labels = self._labels.known if self._labels and method.stored_labels else ()
+        owners = self._owners(sorted({*keys}))
+        return kv_plan(self.reader, request, plan, passages, owners, time.time(), thread, labels)
 
     def submit(self, request: GenerateRequest, prepared: Prepared | None = None) -> VLLMGeneration:
         """See `Engine.submit`."""
@@ -166,10 +172,15 @@ class VLLMEngine:
 
     def close(self) -> None:
         self._admission.end_all(PrereadError("the engine was closed", code="cancelled"))
-        self._wait(self._client.close())
+        self._wait(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
+
+    async def _end(self) -> None:
+        if self._labelling is not None:
+            self._labelling.cancel()
+        await self._client.close()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -192,6 +203,8 @@ class VLLMEngine:
         self._served = None
         self._served = await self._client.served()
         self._seen = time.monotonic()
+        if self._labels is not None and (self._labelling is None or self._labelling.done()):
+            self._labelling = asyncio.create_task(self._labels.make(self._client, self._served))  # beside the answers
 
     # --- one answer, in the engine's thread ---
 

@@ -72,7 +72,10 @@ class VLLMClient:
         with _troubles(self.url):
             reply = await self._http.post("/v1/completions", json=body)
         await _refuse(reply)
-        found = reply.json()
+        try:
+            found = reply.json()
+        except ValueError:
+            raise EngineUnavailable("vLLM sent what is no answer") from None
         return found if isinstance(found, dict) else {}
 
     async def close(self) -> None:

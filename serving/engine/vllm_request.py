@@ -13,6 +13,7 @@ from serving.connector.plan import Plan, Span, token_hash
 from serving.engine.guide import lark
 from serving.engine.plain import QUESTION
 from serving.engine.types import GenerateRequest
+from serving.engine.vllm_labels import Label
 from serving.prompt import Passage, PromptPlan
 from storage.errors import UserError
 
@@ -39,14 +40,17 @@ def prompt_ids(plan: PromptPlan) -> list[int]:
 
 def kv_plan(
     reader: ReaderSpec, request: GenerateRequest, plan: PromptPlan, passages: Sequence[Passage],
-    owners: frozenset[tuple[str, str]], now: float, thread: str,
+    owners: frozenset[tuple[str, str]], now: float, thread: str, labels: Sequence[Label] = (),
 ) -> Plan | None:  # fmt: skip
     """Where stored KV goes in this prompt; None where there is none. `owners`: tenant and sharing group of the keys; `thread`:
-    see `thread_of`."""
+    see `thread_of`; `labels`: those with stored KV, before the first chunks."""
     spans = []
     for number, each in enumerate(passages):
         if (key := each.chunk.kv_key) is None:
             continue
+        # A label tells of the chunk that it stands right before.
+        if plan.frame and number < len(labels) and not plan.headers[number] and plan.labels[number] == labels[number].ids:
+            spans.append(labels[number].span(each.start - len(labels[number].ids)))
         own = each.chunk.token_ids[each.skip : each.skip + each.end - each.start]
         codec = reader.codec_named(each.chunk.codec) if each.chunk.codec else ""
         best = bool(plan.frame) and number == 0

@@ -26,6 +26,7 @@ from ingest.files import SOURCE_PURPOSE, store_file
 from ingest.isolate import ParserPool
 from ingest.jobs import cancel, settle
 from ingest.worker import IngestWorker
+from precompute.compiling import OwnCompiler
 from precompute.queue import KVQueue
 from storage.catalogue.schema import ChunkRow, File, Job, KVObject
 from storage.conditioning import Reading
@@ -190,7 +191,7 @@ def test_while_a_batch_of_kv_is_computed_which_stops_at_its_next_layer(work: Wor
             with work.catalogue.write() as session:
                 settle(session, each)
 
-    queue = KVQueue(work.catalogue, store, reader, "kv", kv_keys=work.pipeline.kv_keys, settled=settled)
+    queue = KVQueue(work.catalogue, OwnCompiler(reader, store), "kv", kv_keys=work.pipeline.kv_keys, settled=settled)
 
     def check() -> None:
         reader.layers += 1

@@ -18,6 +18,7 @@ from ingest.jobs import cancel, settle
 from ingest.purge import sweep
 from ingest.recompute import queue_recompute
 from precompute import rows
+from precompute.compiling import OwnCompiler
 from precompute.queue import RETRY_DELAY, KVQueue
 from precompute.types import Elsewhere
 from storage.catalogue.schema import ChunkRow, Corpus, Document, KVObject
@@ -110,7 +111,7 @@ def make_queue(work: Work, store: Any, reader: TinyReader, owner: str = "kv1", *
                 settle(session, job_id)
 
     return KVQueue(
-        work.catalogue, store, reader, owner, settled=settled, **{"kv_keys": work.pipeline.kv_keys, **options}
+        work.catalogue, OwnCompiler(reader, store), owner, settled=settled, **{"kv_keys": work.pipeline.kv_keys, **options}
     )
 
 

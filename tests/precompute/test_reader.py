@@ -13,8 +13,8 @@ from fixtures_models import CONFIGS, FAMILIES, NO_SYSTEM, Models, save_model, sa
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig
 
 from precompute.passes import ContiguousPass
-from precompute.reader import LABELS, PIECE, Reader
-from precompute.spec import filler_passages
+from precompute.reader import PIECE, Reader
+from precompute.spec import LABELS, filler_passages
 from storage.errors import Stopping
 from storage.fingerprint import weights_fingerprint
 from storage.keys import kv_key
