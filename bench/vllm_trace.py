@@ -69,7 +69,7 @@ def run(
 def _row(
     site: VLLMSite, method: str, rate: float, *, trace: str, seconds: float, ttft_limit: float, tokens: int, seed: int
 ) -> dict[str, Any]:
-    prompts, before = _prompts(site, trace, method, tokens, seed), hit_tokens(site.url)
+    prompts, before = _prompts(site, trace, method, tokens, seed, rate), hit_tokens(site.url)
     asked = asyncio.run(_offer(site, prompts, schedule(rate, seconds, seed)))
     hits = {name: total - before[name] for name, total in hit_tokens(site.url).items()}
     return {"rate": rate, "method": method, **summary(asked, seconds, ttft_limit), "hit_tokens": hits}
@@ -82,15 +82,18 @@ async def _first(site: VLLMSite, methods: Sequence[str]) -> None:
         await site.ask(_request(site, _picked(site, draw), method, "warm", 2))
 
 
-def _prompts(site: VLLMSite, trace: str, method: str, tokens: int, seed: int) -> Callable[[int], GenerateRequest]:
-    """Request `number` of a trace: the same documents and question for every method."""
+def _prompts(
+    site: VLLMSite, trace: str, method: str, tokens: int, seed: int, rate: float = 0
+) -> Callable[[int], GenerateRequest]:
+    """Request `number` of a trace: the same documents and question for every method, and other ones at another rate, whose
+    prompts a prefix cache would have by then."""
     draw = random.Random(seed)
     orders = [_picked(site, draw) for _ in range(ORDERS)]
 
     def prompt(number: int) -> GenerateRequest:
-        chosen = random.Random(f"{seed}-{number}")
+        chosen = random.Random(f"{seed}-{rate}-{number}")
         picked = orders[chosen.randrange(ORDERS)] if trace == "prefix" else _picked(site, chosen)
-        return _request(site, picked, method, f"{trace} {seed} {number}", tokens)
+        return _request(site, picked, method, f"{trace} {seed} {rate} {number}", tokens)
 
     return prompt
 

@@ -25,8 +25,6 @@ from bench import vllm_trace
 from bench.cli import app
 from bench.vllm_site import VLLMSite, vllm_site
 from serving.engine.vllm import VLLMEngine
-from serving.settings import Settings
-from serving.vllm_process import command
 from storage.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +40,12 @@ with open(told + ".part", "w") as out:
 os.rename(told + ".part", told)
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
 time.sleep(300)
+"""
+VLLM_STAND_IN = """#!{python}
+import json, os, sys
+with open(os.path.join(os.path.dirname(__file__), "vllms"), "w") as out:
+    json.dump([sys.argv[1:], dict(os.environ)], out)
+sys.exit("this is no vLLM")
 """
 
 
@@ -108,17 +112,26 @@ def test_server_and_vllm_are_told_the_same_port_on_loopback_and_nothing_goes_to_
         assert each["LMCACHE_TRACK_USAGE"] == "false"
 
 
-def test_its_vllm_differs_from_ours_in_the_connector_alone(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "vllm").touch()
-    settings = Settings(data_dir=tmp_path, engine="vllm", vllm_url="http://127.0.0.1:8765", model="models/lion")
-    ours = command(settings, tmp_path)
-    theirs = command(settings, tmp_path, "--kv-transfer-config", json.dumps(peer.connector(5555)))
-    assert theirs[: len(ours)] == ours
-    assert theirs[len(ours) :: 2] == ["--kv-transfer-config"], "of which vLLM takes the last"
-    mine, other = (json.loads(argv[-1 - argv[::-1].index("--kv-transfer-config") + 1]) for argv in (ours, theirs))
-    assert (mine["kv_connector"], other["kv_connector"]) == ("PrereadConnector", "LMCacheMPConnector")
-    assert mine["kv_load_failure_policy"] == other["kv_load_failure_policy"]
+def test_its_vllm_differs_from_ours_in_the_connector_alone(tmp_path: Path, tiny_models: Models) -> None:
+    vllm = environment(tmp_path)
+    program = vllm / "bin" / "vllm"
+    program.write_text(VLLM_STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    seen = []
+    with peer.lmcache(vllm, tmp_path) as started:
+        for given in ({}, started):
+            site = vllm_site(str(tiny_models.folder("llama")), tmp_path / "work", vllm, [600], dtype="float32", **given)
+            with pytest.raises(UserError, match="this is no vLLM"), site:
+                pass
+            seen.append(json.loads((program.parent / "vllms").read_text()))
+    (ours, plain), (theirs, with_lmcache) = seen
+    assert json.loads(dict(pairwise(ours))["--kv-transfer-config"])["kv_connector"] == "PrereadConnector"
+    last = json.loads(dict(pairwise(theirs))["--kv-transfer-config"])  # vLLM takes the last one too
+    assert last == peer.connector(int(dict(pairwise(told(vllm)[1]))["--port"]))
+    ports = dict(pairwise(ours))["--port"], dict(pairwise(theirs))["--port"]
+    assert theirs == [ports[1] if word == ports[0] else word for word in ours] + list(started["arguments"])
+    changed = {name for name in plain | with_lmcache if plain.get(name) != with_lmcache.get(name)}
+    assert changed - {"PREREAD_VLLM_URL"} == set(started["variables"])
 
 
 def test_its_packages_are_none_of_vllms_so_that_both_vllms_are_the_same() -> None:
@@ -191,9 +204,19 @@ def test_a_trace_puts_it_beside_the_others_with_the_tokens_that_were_cached(
     ]
     assert ["arguments" in given for given in started] == [True, False], "one after the other"
     assert all(row["answered"] == row["offered"] > 0 for row in record["rows"])
-    hits = [row["hit_tokens"] for row in record["rows"] if row["method"] == "full"]
-    assert all(row["connector"] == 0 for row in hits)
-    assert hits[1]["vllm"] > 0, "the second rate repeats prompts of the first"
+
+
+def test_hits_are_those_of_the_row_and_another_rate_repeats_no_prompt(
+    site: tuple[VLLMServer, VLLMSite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, bench = site
+    monkeypatch.setattr(vllm_trace, "PICKED", 2)
+    row = partial(vllm_trace._row, bench, "full", trace="prefix", seconds=0.4, ttft_limit=60, tokens=1, seed=0)
+    first = row(8)
+    assert first["hit_tokens"] == {"vllm": 0, "connector": 0}
+    read = sum(len(body["prompt"]) for body in server.bodies)
+    assert row(8)["hit_tokens"] == {"vllm": read, "connector": 0}
+    assert row(16)["hit_tokens"] == {"vllm": 0, "connector": 0}
 
 
 @pytest.mark.slow
