@@ -22,6 +22,7 @@ from typing import TypedDict
 
 import httpx
 
+from bench.open_loop import PATIENCE_S
 from bench.vllm_site import END_SECONDS, READY_SECONDS, VLLMSite
 from serving.engine.types import GenerateRequest
 from serving.local_broker import free_port
@@ -106,8 +107,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 def prove(site: VLLMSite, request: GenerateRequest) -> None:
     """Raises UserError where LMCache has nothing of a prompt that vLLM has read and forgotten: no figure would mean anything."""
     asyncio.run(site.ask(request))
-    end = time.monotonic() + END_SECONDS
-    while not httpx.post(f"{site.url}/reset_prefix_cache", trust_env=False).raise_for_status().json()["success"]:
+    end, reset = time.monotonic() + END_SECONDS, f"{site.url}/reset_prefix_cache"
+    while not httpx.post(reset, timeout=PATIENCE_S, trust_env=False).raise_for_status().json()["success"]:
         if time.monotonic() > end:
             raise UserError("vLLM's own cache could not be emptied")
         time.sleep(0.2)
@@ -119,7 +120,7 @@ def prove(site: VLLMSite, request: GenerateRequest) -> None:
 
 def hit_tokens(url: str) -> dict[str, float]:
     """Tokens of prompts so far whose KV was in vLLM's own cache, or that the connector brought (ours claims the whole prompt)."""
-    told = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
+    told = httpx.get(f"{url}/metrics", timeout=PATIENCE_S, trust_env=False).raise_for_status().text
     hits = {"vllm": 0.0, "connector": 0.0}
     for outside, total in _HITS.findall(told):
         hits["connector" if outside else "vllm"] += float(total)
