@@ -192,12 +192,16 @@ def test_a_trace_puts_it_beside_the_others_with_the_tokens_that_were_cached(
     @contextmanager
     def fake_site(*_: object, **given: Any) -> Iterator[VLLMSite]:
         started.append(given)
-        server.cached.behind = set() if given else None
         yield bench
 
     monkeypatch.setattr(vllm_trace, "PICKED", 2)
     monkeypatch.setattr(vllm_trace, "vllm_site", fake_site)
     run = partial(vllm_trace.run, seconds=0.4, ttft_limit=60, answer_tokens=2, out=None, workdir=tmp_path)
+    with pytest.raises(UserError, match="nothing from its cache"):
+        run(trace="prefix", rates=[8], methods=["full", "lmcache"], vllm=environment(tmp_path / "without"))
+    assert len(started) == 1, "nothing was measured"
+    started.clear()
+    server.cached.behind = set()
     record = run(trace="prefix", rates=[8, 16], methods=["full", "lmcache", "default"], vllm=environment(tmp_path))
     assert [(row["rate"], row["method"]) for row in record["rows"]] == [
         (rate, method) for rate in (8, 16) for method in ("lmcache", "full", "default")
@@ -217,6 +221,9 @@ def test_hits_are_those_of_the_row_and_another_rate_repeats_no_prompt(
     read = sum(len(body["prompt"]) for body in server.bodies)
     assert row(8)["hit_tokens"] == {"vllm": read, "connector": 0}
     assert row(16)["hit_tokens"] == {"vllm": 0, "connector": 0}
+    prompts = [vllm_trace._prompts(bench, "recurring", "full", 1, 0, rate) for rate in (8, 8, 16)]
+    picked = [[prompt(number).chunks for number in range(8)] for prompt in prompts]
+    assert picked[0] == picked[1] != picked[2]
 
 
 @pytest.mark.slow
