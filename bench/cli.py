@@ -293,7 +293,7 @@ def parse(
 @app.command()
 def serve(
     rates: Annotated[str, typer.Option(help="Requests a second, separated by commas.")] = "0.2,0.5,2",
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "full,default",
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas; of a trace also lmcache.")] = "full,default",
     seconds: Annotated[float, typer.Option(help="How long each rate is offered, twice for each method.")] = 60,
     ttft_limit: Annotated[float, typer.Option(help="Seconds within which a first token counts as goodput.")] = 10,
     answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 32,

@@ -8,10 +8,11 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -47,11 +48,12 @@ class Answered:
 
 @dataclass
 class VLLMSite:
-    """`prompts`: by length, the chunks of one of about so many tokens. `pid`: of vLLM's first process."""
+    """`prompts`: by length, the chunks of one of about so many tokens. `pid`: of vLLM's first process. `url`: vLLM's."""
 
     engine: VLLMEngine
     prompts: dict[int, tuple[RetrievedChunk, ...]]
     pid: int
+    url: str
 
     def request(self, tokens: int, method: str, number: int, max_tokens: int = 1) -> GenerateRequest:
         """Question `number` about a prompt, whose chunks stand in an order of its own. Equal numbers may find each other's blocks
@@ -81,9 +83,10 @@ class VLLMSite:
 @contextmanager
 def vllm_site(
     model: str | None, workdir: Path, vllm: Path, lengths: Sequence[int], *, device: str = "cpu", dtype: str = "bfloat16",
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str] = (), variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[VLLMSite]:  # fmt: skip
-    """vLLM from the environment `vllm`, and chunks for prompts of `lengths` in its store. Raises UserError."""
+    """vLLM from the environment `vllm`, and chunks for prompts of `lengths` in its store. `arguments` and `variables`: further
+    ones of its process; the last of an argument counts. Raises UserError."""
     folder = (workdir / "vllm").resolve()
     shutil.rmtree(folder, ignore_errors=True)
     chosen = str(reader_folder(model).resolve())
@@ -92,12 +95,12 @@ def vllm_site(
     prompts = _store(settings, lengths)
     argv = command(settings, vllm, *arguments)
     with (folder / "vllm.log").open("wb") as log:
-        process = subprocess.Popen(argv, env=environ(settings, environment(settings)), stdout=log, stderr=log)
+        process = subprocess.Popen(argv, env={**environ(settings, environment(settings)), **variables}, stdout=log, stderr=log)
     wiring = Wiring(settings)
     try:
         _wait_until_ready(wiring.engine, process, folder / "vllm.log")
         assert isinstance(wiring.engine, VLLMEngine)
-        yield VLLMSite(wiring.engine, prompts, process.pid)
+        yield VLLMSite(wiring.engine, prompts, process.pid, settings.vllm_url)
     finally:
         wiring.close()
         process.terminate()

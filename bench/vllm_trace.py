@@ -2,8 +2,9 @@
 
 `recurring`: each prompt has PICKED of the pool's documents, in any order, and a question of its own; `prefix`: the same few
 orders again and again, so that a prefix cache has all but the question. Both arrive open-loop (`bench/open_loop.py`); `full`
-is vLLM with its prefix cache, shared by all. `chats`: AT_ONCE answers at once over documents, their tokens a second while
-all are written; and the time between tokens of WRITERS other answers while such prompts come in.
+is vLLM with its prefix cache, shared by all, and `lmcache` such a vLLM with LMCache behind that (`bench/lmcache.py`). `chats`:
+AT_ONCE answers at once over documents, their tokens a second while all are written; and the time between tokens of WRITERS
+other answers while such prompts come in.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from bench.harness import console, write_record
+from bench.lmcache import LMCACHE, hit_tokens, lmcache, prove
 from bench.open_loop import PATIENCE_S, Asked, schedule, spread, summary
 from bench.vllm_site import VLLMSite, vllm_site
 from serving.engine.types import GenerateRequest, Message
@@ -37,18 +41,22 @@ def run(
     """Run one trace, print its table, return the record. Raises UserError."""
     if trace not in TRACES:
         raise UserError(f"--trace is one of {', '.join(TRACES)}, not {trace!r}")
+    if trace == "chats" and LMCACHE in methods:
+        raise UserError(f"--methods {LMCACHE} is for the traces that arrive open-loop, not for chats")
+    row = partial(_row, trace=trace, seconds=seconds, ttft_limit=ttft_limit, tokens=answer_tokens, seed=seed)
+    ours, rows = [method for method in methods if method != LMCACHE], []
+    if LMCACHE in methods:  # the first: where it is not there, nobody waits for the others to hear so
+        with lmcache(vllm, workdir) as peer, vllm_site(model, workdir, vllm, [POOL], **peer) as site:
+            prove(site, _request(site, _picked(site, random.Random("warm")), LMCACHE, "warm", 2))
+            rows += [row(site, LMCACHE, rate) for rate in rates]
     with vllm_site(model, workdir, vllm, [POOL]) as site:
-        asyncio.run(_first(site, methods))
+        asyncio.run(_first(site, ours))
         if trace == "chats":
-            rows = [asyncio.run(_chats(site, method, seed)) for method in methods]
-            rows += [asyncio.run(_beside(site, method, seed)) for method in ("nothing", *methods)]
+            rows += [asyncio.run(_chats(site, method, seed)) for method in ours]
+            rows += [asyncio.run(_beside(site, method, seed)) for method in ("nothing", *ours)]
         else:
-            rows = []
-            for rate in rates:
-                for method in methods:
-                    prompts = _prompts(site, trace, method, answer_tokens, seed)
-                    asked = asyncio.run(_offer(site, prompts, schedule(rate, seconds, seed)))
-                    rows.append({"rate": rate, "method": method, **summary(asked, seconds, ttft_limit)})
+            rows += [row(site, method, rate) for rate in rates for method in ours]
+            rows.sort(key=itemgetter("rate"))
         record = {
             "benchmark": "serve", "engine": "vllm", "trace": trace, "model": site.engine.model_id, "seed": seed,
             "seconds": seconds, "ttft_limit_s": ttft_limit, "answer_tokens": answer_tokens, "rows": rows,
@@ -58,6 +66,15 @@ def run(
     return record
 
 
+def _row(
+    site: VLLMSite, method: str, rate: float, *, trace: str, seconds: float, ttft_limit: float, tokens: int, seed: int
+) -> dict[str, Any]:
+    prompts, before = _prompts(site, trace, method, tokens, seed, rate), hit_tokens(site.url)
+    asked = asyncio.run(_offer(site, prompts, schedule(rate, seconds, seed)))
+    hits = {name: total - before[name] for name, total in hit_tokens(site.url).items()}
+    return {"rate": rate, "method": method, **summary(asked, seconds, ttft_limit), "hit_tokens": hits}
+
+
 async def _first(site: VLLMSite, methods: Sequence[str]) -> None:
     """Kernels and stored objects are warm, and no figure is of a prompt whose chunks had no place or were not used."""
     draw = random.Random("warm")
@@ -65,15 +82,18 @@ async def _first(site: VLLMSite, methods: Sequence[str]) -> None:
         await site.ask(_request(site, _picked(site, draw), method, "warm", 2))
 
 
-def _prompts(site: VLLMSite, trace: str, method: str, tokens: int, seed: int) -> Callable[[int], GenerateRequest]:
-    """Request `number` of a trace: the same documents and question for every method."""
+def _prompts(
+    site: VLLMSite, trace: str, method: str, tokens: int, seed: int, rate: float = 0
+) -> Callable[[int], GenerateRequest]:
+    """Request `number` of a trace: the same documents and question for every method, and other ones at another rate, whose
+    prompts a prefix cache would have by then."""
     draw = random.Random(seed)
     orders = [_picked(site, draw) for _ in range(ORDERS)]
 
     def prompt(number: int) -> GenerateRequest:
-        chosen = random.Random(f"{seed}-{number}")
+        chosen = random.Random(f"{seed}-{rate}-{number}")
         picked = orders[chosen.randrange(ORDERS)] if trace == "prefix" else _picked(site, chosen)
-        return _request(site, picked, method, f"{trace} {seed} {number}", tokens)
+        return _request(site, picked, method, f"{trace} {seed} {rate} {number}", tokens)
 
     return prompt
 
@@ -83,7 +103,7 @@ def _picked(site: VLLMSite, draw: random.Random) -> list[int]:
 
 
 def _request(site: VLLMSite, picked: Sequence[int], method: str, name: str, tokens: int) -> GenerateRequest:
-    made = site.request(POOL, method, 0, tokens)
+    made = site.request(POOL, "full" if method == LMCACHE else method, 0, tokens)
     chunks = tuple(replace(site.prompts[POOL][number], corpus_id="bench") for number in picked)
     return replace(made, chunks=chunks, messages=(Message("user", f"{made.messages[0].content} ({name})"),))
 

@@ -43,6 +43,37 @@ class Trouble:
 
 
 @dataclass
+class Cached:
+    """Whole prompts that have been read: vLLM's own, and those of a cache behind it (None: there is none). `busy`: how often
+    vLLM's own cannot be emptied yet."""
+
+    own: set[str] = field(default_factory=set)
+    behind: set[str] | None = None
+    busy: int = 0
+    hits: dict[str, int] = field(default_factory=lambda: {"": 0, "external_": 0})
+
+    def read(self, body: Mapping[str, Any]) -> None:
+        prompt = repr((body["prompt"], body["cache_salt"]))
+        if prompt in self.own:
+            self.hits[""] += len(body["prompt"])
+        elif prompt in (self.behind or ()):
+            self.hits["external_"] += len(body["prompt"])
+        self.own.add(prompt)
+        if self.behind is not None:
+            self.behind.add(prompt)
+
+    def reset(self) -> bool:
+        self.busy -= 1
+        if self.busy < 0:
+            self.own.clear()
+        return self.busy < 0
+
+    def metrics(self) -> str:
+        lines = [f'vllm:{kind}prefix_cache_hits_total{{engine="0",model_name="m"}} {n:.1f}' for kind, n in self.hits.items()]
+        return "\n".join(["# TYPE vllm:prefix_cache_hits_total counter", *lines, "vllm:other_total{} 3.0", ""])
+
+
+@dataclass
 class VLLMServer:
     """`bodies`: what was posted, asks apart; `told`: what is told of the next plans; `given_up`: answers that nobody read to
     their end."""
@@ -60,6 +91,7 @@ class VLLMServer:
     tokens: list[str | None] = field(default_factory=list)
     given_up: threading.Event = field(default_factory=threading.Event)
     kept: Kept = field(default_factory=Kept)
+    cached: Cached = field(default_factory=Cached)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tokens_of(self, body: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -86,7 +118,7 @@ def _handler(server: VLLMServer) -> type[BaseHTTPRequestHandler]:
             pass
 
         def answer(self, body: Any, status: int = 200) -> None:
-            data = json.dumps(body).encode()
+            data = (body if isinstance(body, str) else json.dumps(body)).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
@@ -95,16 +127,22 @@ def _handler(server: VLLMServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if self.path == "/health":
                 self.answer({}, 200 if server.well else 503)
+            elif self.path == "/metrics":
+                self.answer(server.cached.metrics())
             else:
                 self.answer({"data": [{"id": server.name, "max_model_len": server.length}]})
 
         def do_POST(self) -> None:
+            if self.path == "/reset_prefix_cache":
+                self.answer({"success": server.cached.reset()})
+                return
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             params = body.get("kv_transfer_params")
             if "preread_told" in (params or {}):
                 self.answer({"choices": [], "kv_transfer_params": server.kept.finished(params, None)})
                 return
             server.bodies.append(body)
+            server.cached.read(body)
             server.tokens.append(self.headers.get("authorization"))
             if params is not None:
                 server.plans.append(verify(params, plan_secret(SECRET), body["prompt"], time.time()))
@@ -227,5 +265,3 @@ def vllm_site(server: VLLMServer, folder: Path, **options: Any) -> Iterator[VLLM
         yield VLLMSite(server, engine, keyed_chunks())
     finally:
         engine.close()
-
-

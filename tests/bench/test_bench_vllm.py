@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def site(tiny_models: Models) -> Iterator[tuple[VLLMServer, VLLMSite]]:
         spec = spec_of(tiny_models.folder("llama"))
         owners = lambda keys: frozenset({("t", "g")})  # noqa: E731
         engine = VLLMEngine(spec, server.url, secret=SECRET, owners=owners, max_requests=32)
-        yield server, VLLMSite(engine, {300: keyed_chunks()}, os.getpid())
+        yield server, VLLMSite(engine, {300: keyed_chunks()}, os.getpid(), server.url)
         engine.close()
 
 
@@ -108,12 +109,15 @@ def test_a_trace_asks_every_method_the_same_and_gives_up_what_takes_too_long(
     bench.prompts[vllm_trace.POOL] = bench.prompts[300]
     for trace in ("recurring", "prefix"):
         server.bodies.clear()
-        for method in ("full", "default"):
+        for method in ("full", "lmcache", "default"):
             prompts = vllm_trace._prompts(bench, trace, method, 2, 7)
             asked = asyncio.run(vllm_trace._offer(bench, prompts, [0.0, 0.01, 0.02]))
             assert all(one.finished and one.ttft is not None for one in asked)
         sent = sorted(body["prompt"] for body in server.bodies if body["max_tokens"] == 2)
-        assert sent[::2] == sent[1::2], "each prompt twice"
+        assert len(sent) == 9
+        assert sent[::3] == sent[1::3] == sent[2::3], "each prompt three times"
+        full, lmcache = (sorted(server.bodies[at : at + 3], key=itemgetter("prompt")) for at in (0, 3))
+        assert full == lmcache, "LMCache's vLLM is asked as the one without it"
     monkeypatch.setattr(vllm_trace, "PATIENCE_S", 0.3)
     server.pause = 0.5
     [late] = asyncio.run(vllm_trace._offer(bench, vllm_trace._prompts(bench, "recurring", "full", 50, 8), [0.0]))
