@@ -123,7 +123,11 @@ def add_items(session: Session, job: Job, items: Sequence[JobItem]) -> None:
 
 
 def lock_job(session: Session, job_id: str) -> Job | None:
-    """The job's row, locked until the transaction ends."""
+    """The job's row, locked until the transaction ends. It is read once: what is locked nobody else changes."""
+    locked: set[str] = session.info.setdefault("locked_jobs", set())
+    if job_id in locked:
+        return session.get(Job, job_id)
+    locked.add(job_id)
     return session.get(Job, job_id, with_for_update=True, populate_existing=True)
 
 

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_, select, update
+from sqlalchemy import ColumnElement, Float, and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from ingest.jobs import ACTIVE, OPEN_FILE, ORIGIN, WITH_CONTENT, lock_job, mark_cancelled, settle
@@ -45,9 +46,10 @@ class FileLease:
     traceparent: str | None = None  # and of its trace
 
 
-def _claimable(now: float) -> ColumnElement[bool]:
-    """Files that may be worked on: due, with content, and not behind an older file of the same document (which has
-    come by its own)."""
+@cache
+def _claimable() -> ColumnElement[bool]:
+    """Files that may be worked on `now`: due, with content, and not behind an older file of the same document (which has
+    come by its own). Made once: for a small file making it took longer than asking it."""
     older = aliased(JobFile)
     behind = select(older.id).where(
         older.document_id == JobFile.document_id,
@@ -57,7 +59,7 @@ def _claimable(now: float) -> ColumnElement[bool]:
     )
     return and_(
         JobFile.status == "pending",
-        or_(JobFile.lease_expires.is_(None), JobFile.lease_expires <= now),
+        or_(JobFile.lease_expires.is_(None), JobFile.lease_expires <= bindparam("now", type_=Float)),
         _has_what_it_needs(JobFile),
         ~behind.correlate(JobFile).exists(),
     )
@@ -73,8 +75,9 @@ def _runs() -> ColumnElement[bool]:
     return and_(Job.status.in_(("queued", "in_progress")), Job.stage != "fetch")
 
 
-def _has_claimable(now: float) -> ColumnElement[bool]:
-    files = select(JobFile.id).where(JobFile.job_id == Job.id, _claimable(now))
+@cache
+def _has_claimable() -> ColumnElement[bool]:
+    files = select(JobFile.id).where(JobFile.job_id == Job.id, _claimable())
     return files.correlate(Job).exists()
 
 
@@ -92,8 +95,8 @@ def claim_file(
     now = time.time()
     running = _runs()
     with catalogue.write() as session:
-        waiting = select(Job.tenant_id).where(running, Job.tenant_id.not_in(busy), _has_claimable(now)).distinct()
-        tenant = rotate(session.scalars(waiting).all(), last_tenant)
+        waiting = select(Job.tenant_id).where(running, Job.tenant_id.not_in(busy), _has_claimable()).distinct()
+        tenant = rotate(session.scalars(waiting, {"now": now}).all(), last_tenant)
         row = _first_file(session, [running, Job.tenant_id == tenant], now)
         if row is None or tenant is None or (ahead and row.attempt > 0):
             return None
@@ -106,10 +109,11 @@ def claim_file(
 def _first_file(session: Session, jobs: list[ColumnElement[bool]], now: float) -> JobFile | None:
     """The oldest job's first file, locked. A job at a time: the index has its files in order, and those of all jobs
     together would have to be sorted."""
-    waiting = select(Job.id).where(*jobs, _has_claimable(now)).order_by(Job.created_at).limit(MOST_WORKERS)
-    for job_id in session.scalars(waiting).all():
-        files = select(JobFile).where(JobFile.job_id == job_id, _claimable(now)).order_by(JobFile.id).limit(1)
-        if (row := session.scalars(files.with_for_update(of=JobFile, skip_locked=True)).first()) is not None:
+    waiting = select(Job.id).where(*jobs, _has_claimable()).order_by(Job.created_at).limit(MOST_WORKERS)
+    for job_id in session.scalars(waiting, {"now": now}).all():
+        files = select(JobFile).where(JobFile.job_id == job_id, _claimable()).order_by(JobFile.id).limit(1)
+        files = files.with_for_update(of=JobFile, skip_locked=True)
+        if (row := session.scalars(files, {"now": now}).first()) is not None:
             return row
     return None
 
@@ -129,7 +133,8 @@ def start_job(session: Session, job_id: str, now: float, attempt: int) -> Job | 
 
 def has_work(session: Session) -> bool:
     """Whether a file could be claimed."""
-    return session.scalars(select(Job.id).where(_runs(), _has_claimable(time.time())).limit(1)).first() is not None
+    running = select(Job.id).where(_runs(), _has_claimable()).limit(1)
+    return session.scalars(running, {"now": time.time()}).first() is not None
 
 
 def owned(session: Session, lease: FileLease) -> JobFile:

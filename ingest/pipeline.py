@@ -192,14 +192,16 @@ class Pipeline:
         with span("ingest.commit", {"preread.chunks": len(new.chunks)}), self.catalogue.write() as session:
             row, document = self._locked(session, lease, new.file)
             corpus = session.get_one(Corpus, document.corpus_id)
-            old_files = [document.file_id]
+            is_new, old_files = document.generation == 0, [document.file_id]
             names = session.get_one(Job, lease.job_id).request.get("names")
             # It was an archive until now, if there are any.
             if inside := [each.id for each in members(session, document) if is_open(each.access, names)]:
                 old_files += delete_documents(session, self.index, inside, keep=True)[1]
             commit(session, self.index, row, document, corpus, new)
             settle(session, lease.job_id)
-        self._clean_up(lease.tenant_id, [old for old in old_files if old != new.file.id])
+        left = [old for old in old_files if old != new.file.id]
+        if left or not is_new:
+            self._clean_up(lease.tenant_id, left)
 
     def done_hash(self, sha256: str, path: str, conditioning: str) -> str:
         """What a document's chunks depend on: its content, its name (which chooses the parser), what its corpus is

@@ -23,6 +23,7 @@ from ingest.run import FileRun
 from storage.catalogue.engine import Catalogue
 
 LOOK_SECONDS = 0.5  # how often a worker that found nothing to claim looks again, while it has something to do
+PLANS_SECONDS = 0.1  # how often a worker with files in hand looks for jobs to plan
 WAIT_SECONDS = 0.2  # how often files in hand are asked whether they are still wanted
 
 
@@ -64,14 +65,15 @@ class IngestWorker:
     def _drain(self, more: Callable[[bool], bool]) -> int:
         files, hand = 0, Hand()
         ahead: Future[FileRun | None] | None = None
-        idle_until, had_nothing = 0.0, True
+        idle_until, plans_at, had_nothing = 0.0, 0.0, True
         try:
             while True:
                 if ended := hand.go_on():
                     files, idle_until = files + ended, 0.0
                     self.ring("precompute")
                 going_on = more(hand.is_slow)
-                if going_on:
+                if going_on and (not hand or time.monotonic() >= plans_at):
+                    plans_at = time.monotonic() + PLANS_SECONDS
                     self._planning.begin()
                 if ahead is not None and ahead.done() and hand.has_room_for(run := ahead.result()):
                     ahead = None

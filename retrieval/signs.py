@@ -31,8 +31,15 @@ def nearest(codes: NDArray[np.uint64], vector: NDArray[np.float32], wanted: int)
         different += np.bitwise_count(row ^ word)
     first = _least(different, LOOKED_AT_TWICE * wanted)
     rows = np.ascontiguousarray(codes[:, first].T)
-    bits = np.unpackbits(rows.view(np.uint8), axis=1, count=len(vector))
-    return first[np.argsort(-(bits @ vector), kind="stable")]
+    return first[np.argsort(-_sums(rows.view(np.uint8), vector), kind="stable")]
+
+
+def _sums(rows: NDArray[np.uint8], vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of the vector's components where a row [n, bytes] has a bit: by bytes, since a product would make floats of all bits."""
+    parts = np.pad(vector, (0, 8 * rows.shape[1] - len(vector))).reshape(-1, 8)
+    table = parts @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).T.astype("<f4")  # [bytes, 256]
+    sums: NDArray[np.float32] = np.take(table, rows + 256 * np.arange(len(parts))).sum(1)
+    return sums
 
 
 def _least(values: NDArray[np.uint16], most: int) -> NDArray[np.intp]:

@@ -24,7 +24,9 @@ TABLES = (
 )
 # A deleted word leaves the file at once, not at some later merge. SQLite 3.42 and later.
 ERASE = "INSERT INTO index_words_{g} (index_words_{g}, rank) VALUES ('secure-delete', 1)"
-ENOUGH = 4  # times the results asked for, in candidates that the rules let through
+ENOUGH = 4  # times the results asked for, in candidates
+BESIDES = 2  # times as many where there are rules, since some of them do not pass
+SAMPLE, MANY = 64, 1 / 3  # of so many chunks the share that passes; if fewer do, all that do are listed
 LOOKED_THROUGH = 6  # times as many as are wanted, one by one for whether the rules let them through
 HOPELESS = 4  # times that many would have to be looked at (the nearest are of few documents, with much the same rights)
 
@@ -118,24 +120,41 @@ class SQLiteIndex:
     ) -> list[Hit]:
         asked = np.asarray(vector, dtype="<f4")
         held = self._signs.read(session, corpus_ids)
-        candidates = _candidates(session, held, asked, ENOUGH * k, rules)
-        rows = run(
-            session,
-            f"SELECT chunk_id, embedding FROM index_vector_{self.generations.name} WHERE chunk_id {AMONG}",
-            {"ids": json.dumps(candidates.tolist())},
-        ).all()
-        if not rows:
+        if not len(held.ids):
             return []
-        ids = np.asarray([row[0] for row in rows])
-        scores = signs.cosines([row[1] for row in rows], asked)
-        order = np.lexsort((ids, -scores))[: min(k, MOST_HITS)]
-        return [(int(ids[i]), float(scores[i])) for i in order]
+        k = min(k, MOST_HITS)
+        wanted = max(ENOUGH * k, signs.EXACT if len(held.ids) <= signs.EXACT else signs.CANDIDATES)
+        compared = wanted if rules is None else BESIDES * wanted
+        ranked = held.ids[signs.nearest(held.codes, asked, wanted)]
+        if len(ranked) <= compared or _share(session, ranked, rules) >= MANY:
+            near, scores = self._nearest(session, ranked[:compared], asked)
+            # Which of them pass is asked only now, from the best on: to ask costs more than to compare.
+            most = len(near) if len(near) == len(held.ids) else len(near) // BESIDES
+            found = _first_permitted(session, near, k, rules, most)
+            if found is not None:
+                kept = np.isin(near, found)
+                return list(zip(near[kept].tolist(), scores[kept].tolist(), strict=True))
+        assert rules is not None
+        passing = np.flatnonzero(np.isin(held.ids, rules.all(session)))
+        wanted = max(wanted, signs.EXACT)
+        ranked = held.ids[passing[signs.nearest(held.codes[:, passing], asked, wanted)][:wanted]]
+        near, scores = self._nearest(session, ranked, asked)
+        return list(zip(near[:k].tolist(), scores[:k].tolist(), strict=True))
 
     def cosines(self, session: Session, chunk_ids: Sequence[int], vector: Sequence[float]) -> dict[int, float]:
+        near, scores = self._nearest(session, np.asarray(chunk_ids, dtype=np.int64), np.asarray(vector, dtype="<f4"))
+        return dict(zip(near.tolist(), scores.tolist(), strict=True))
+
+    def _nearest(
+        self, session: Session, ids: NDArray[np.int64], vector: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Those of the chunks that there are and their cosines, best first, of equals the one with the lower id."""
         sql = f"SELECT chunk_id, embedding FROM index_vector_{self.generations.name} WHERE chunk_id {AMONG}"
-        rows = run(session, sql, {"ids": json.dumps(list(chunk_ids))}).all()
-        near = signs.cosines([row[1] for row in rows], np.asarray(vector, dtype="<f4"))
-        return {int(row[0]): float(cosine) for row, cosine in zip(rows, near, strict=True)}
+        rows = run(session, sql, {"ids": json.dumps(ids.tolist())}).all()
+        held = np.asarray([row[0] for row in rows], dtype=np.int64)
+        scores = signs.cosines([row[1] for row in rows], vector)
+        order = np.lexsort((held, -scores))
+        return held[order], scores[order]
 
     def lexical(
         self, session: Session, corpus_ids: Sequence[str], query: str, k: int, rules: Rules | None = None
@@ -207,40 +226,29 @@ class _Finder:
         return [ids_of(found) for found in run(self._session, self._sql, {"queries": queries, **self._values}).scalars()]
 
 
-def _candidates(
-    session: Session, held: Signs, vector: NDArray[np.float32], wanted: int, rules: Rules | None
-) -> NDArray[np.int64]:
-    """Chunks that pass the rules, in any order, among which the nearest `wanted` are sure to be or likely."""
-    if not len(held.ids):
-        return held.ids
-    wanted = max(wanted, signs.EXACT if len(held.ids) <= signs.EXACT else signs.CANDIDATES)
-    ranked = held.ids[signs.nearest(held.codes, vector, wanted)]
-    found = _first_permitted(session, ranked, wanted, rules)
-    if found is not None and (len(found) == wanted or len(ranked) == len(held.ids)):
-        return found
-    # Few pass: those are ranked, and not what else is near.
-    assert rules is not None
-    passing = np.flatnonzero(np.isin(held.ids, rules.all(session)))
-    wanted = max(wanted, signs.EXACT)
-    return held.ids[passing[signs.nearest(held.codes[:, passing], vector, wanted)][:wanted]]
+def _share(session: Session, ranked: NDArray[np.int64], rules: Rules | None) -> float:
+    """Of the ranked chunks, by a few all along them: the nearest may be of one topic and have its rights."""
+    if rules is None:
+        return 1.0
+    some = np.sort(ranked[:: -(-len(ranked) // SAMPLE)])
+    return len(rules.among(session, some.tolist())) / len(some)
 
 
 def _permitted(session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None) -> NDArray[np.int64]:
     """The first `wanted` of the ranked ids that the rules let through, in their order."""
-    found = _first_permitted(session, ranked, wanted, rules)
+    found = _first_permitted(session, ranked, wanted, rules, min(len(ranked), LOOKED_THROUGH * wanted))
     if found is None and rules is not None:
         found = ranked[np.isin(ranked, rules.all(session))][:wanted]
     return ranked[:0] if found is None else found
 
 
 def _first_permitted(
-    session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None
+    session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None, most: int
 ) -> NDArray[np.int64] | None:
-    """The same, chunk by chunk. None if so many do not pass that all that do are quicker to list."""
+    """The same, chunk by chunk, looking at so many at most. None if so many do not pass that all that do are quicker to list."""
     if rules is None:
         return ranked[:wanted]
-    looked, most = 0, min(len(ranked), LOOKED_THROUGH * wanted)
-    found = ranked[:0]
+    looked, found = 0, ranked[:0]
     while len(found) < wanted and looked < most:
         # As many more as the share that has passed so far makes likely to do.
         step = wanted if not looked else int(1.2 * (wanted - len(found)) * looked / max(1, len(found)))

@@ -172,6 +172,28 @@ class Passing:
         return "SELECT unnest(CAST(:passing AS bigint[]))", {"passing": self.ids.tolist()}
 
 
+@pytest.mark.parametrize(("closed", "listed"), [("none", 0), ("every other", 0), ("the nearest 30", 0), ("the nearest 900", 1)])
+def test_of_many_chunks_the_nearest_that_pass_are_found_and_all_that_pass_are_listed_only_where_those_are_hard_to_find(
+    library: Library, closed: str, listed: int
+) -> None:
+    """On SQLite; PostgreSQL lists them in the search itself."""
+    rng = np.random.default_rng(1)
+    asked = unit(rng, 1)[0]
+    vectors = asked + np.linspace(0.05, 1.0, 3000)[:, None] * unit(rng, 3000)  # ever further away
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
+    with library.catalogue.write() as session:
+        library.index.add(session, "vs_1", [(i + 1, v.tolist(), "w") for i, v in enumerate(vectors)])
+    order = np.argsort(-(vectors @ asked), kind="stable") + 1
+    of = {"none": order, "every other": order[::2], "the nearest 30": order[30:], "the nearest 900": order[900:]}[closed]
+    rules = Passing(np.sort(of))
+    with library.catalogue.read() as session:
+        found = [id_ for id_, _ in library.index.dense(session, ["vs_1"], asked.tolist(), 50, rules)]
+    assert set(found) <= set(of.tolist())
+    assert len(set(found[:8]) & set(of[:8].tolist())) == 8
+    assert len(set(found) & set(of[:50].tolist())) >= 40
+    assert rules.listed == (listed if library.catalogue.dialect == "sqlite" else 0)
+
+
 @pytest.mark.parametrize("passing", [0.9, 0.5, 0.1, 0.004])
 def test_of_the_ranked_chunks_those_that_pass_are_found_in_order_however_few_they_are(passing: float) -> None:
     rng = np.random.default_rng(0)
