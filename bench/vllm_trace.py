@@ -24,7 +24,7 @@ from rich.table import Table
 from bench.harness import console, write_record
 from bench.lmcache import LMCACHE, hit_tokens, lmcache, prove
 from bench.open_loop import PATIENCE_S, Asked, schedule, spread, summary
-from bench.vllm_site import VLLMSite, vllm_site
+from bench.vllm_site import VLLMSite, tree_cpu_seconds, vllm_site
 from serving.engine.types import GenerateRequest, Message
 from storage.errors import PrereadError, UserError
 
@@ -70,9 +70,11 @@ def _row(
     site: VLLMSite, method: str, rate: float, *, trace: str, seconds: float, ttft_limit: float, tokens: int, seed: int
 ) -> dict[str, Any]:
     prompts, before = _prompts(site, trace, method, tokens, seed, rate), hit_tokens(site.url)
+    cpu = tree_cpu_seconds(site.pid)
     asked = asyncio.run(_offer(site, prompts, schedule(rate, seconds, seed)))
     hits = {name: total - before[name] for name, total in hit_tokens(site.url).items()}
-    return {"rate": rate, "method": method, **summary(asked, seconds, ttft_limit), "hit_tokens": hits}
+    spent = {"hit_tokens": hits, "cpu_s": tree_cpu_seconds(site.pid) - cpu}
+    return {"rate": rate, "method": method, **summary(asked, seconds, ttft_limit), **spent}
 
 
 async def _first(site: VLLMSite, methods: Sequence[str]) -> None:

@@ -218,6 +218,7 @@ def test_hits_are_those_of_the_row_and_another_rate_repeats_no_prompt(
     row = partial(vllm_trace._row, bench, "full", trace="prefix", seconds=0.4, ttft_limit=60, tokens=1, seed=0)
     first = row(8)
     assert first["hit_tokens"] == {"vllm": 0, "connector": 0}
+    assert 0 < first["cpu_s"] < time.process_time()
     read = sum(len(body["prompt"]) for body in server.bodies)
     assert row(8)["hit_tokens"] == {"vllm": read, "connector": 0}
     assert row(16)["hit_tokens"] == {"vllm": 0, "connector": 0}
