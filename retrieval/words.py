@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 VERSION = "words-2"  # recorded with the index: change it with the rules
 LONGEST = 80  # characters of a word that count
 MOST_QUERY_WORDS = 64
-REMEMBERED = 1 << 14  # runs of letters whose words are known, about 8 MiB
+REMEMBERED = 1 << 14  # runs of letters whose words are known, about 12 MiB
 DOT = "\u00b7"  # stands for the dots of a compound: no word has one, and it is no sign in a query's grammar
 # Han with extensions, kana, Hangul, Thai, Lao, Myanmar, Khmer.
 UNSPACED = (

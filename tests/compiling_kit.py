@@ -22,8 +22,8 @@ SECRET = b"a master secret for tests only, 32 bytes"
 
 @dataclass
 class Compiling:
-    """`how`: by the number of a prompt, what becomes of it (status | refuse | lose | late | other), by default nothing special;
-    `compute(prompt, span)`: a span's KV; `gate`: prompts wait until it is open; `left`: somebody went before the answer."""
+    """`how`: by the number of a prompt, what becomes of it (status, plain, refuse, lose, late or other), by default nothing
+    special; `compute(prompt, span)`: a span's KV; `gate`: prompts wait until it is open; `left`: somebody went before the answer."""
 
     store: KVStore
     compute: Callable[[list[int], Span], torch.Tensor]
@@ -88,8 +88,8 @@ def _handler(server: Compiling) -> type[BaseHTTPRequestHandler]:
                 if how.isdigit():
                     self.answer({"error": {"message": "as asked", "code": int(how)}}, int(how))
                     return
-                told = server.compile(body, how)
-                self.answer({"choices": [{"text": ""}], "kv_transfer_params": told.params()})
+                told = None if how == "plain" else server.compile(body, how).params()
+                self.answer({"choices": [{"text": ""}], "kv_transfer_params": told})
             except OSError:
                 server.left.set()
             finally:

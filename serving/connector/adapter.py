@@ -132,8 +132,8 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(Metadata)
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
-        idle = not scheduler_output.total_num_scheduled_tokens
-        return Metadata(self._director.orders(_computed(scheduler_output), self._blocks, idle=idle))
+        beside = scheduler_output.total_num_scheduled_tokens
+        return Metadata(self._director.orders(_computed(scheduler_output), self._blocks, beside=beside))
 
     @_guarded(list)
     def _blocks(self, request_id: str) -> list[int]:
@@ -262,6 +262,8 @@ class _Layer:
 class PagedModel:
     """`Model` over vLLM's own: any set of rows is computed as pseudo-requests, one for each run of positions, that share the
     prompt's blocks. So its attention kernel, its weights, quantised or not, and its tensor parallelism are used as they are."""
+
+    beside = 0
 
     def __init__(self, model: torch.nn.Module, config: Any, kv_cache_config: Any, names: list[str]) -> None:
         self._model: Any = model.model  # without the head: no logits are wanted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,7 +34,12 @@ class Model(Protocol):
     """vLLM's model on this rank."""
 
     layers: int
-    piece: int  # rows of one forward pass at most
+    beside: int  # tokens that other requests compute in this step
+
+    @property
+    def piece(self) -> int:
+        """Rows of one forward pass at most, in this step."""
+        ...
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, before: Hook | None = None,
@@ -98,10 +103,9 @@ def blend(model: Model, pages: Pages, leads: Leads, job: Job, records: Mapping[s
     yield from _compute_lead(model, pages, leads, job, lead, ids, table)
     chosen = yield from parse_method(job.plan.method).choose(placed, PageProbe(model, pages, placed, ids, table))
     rows = union(placed.fresh, chosen)
-    for piece in torch.split(rows, model.piece):
-        if len(piece):
-            model.run(ids[piece], piece, table)
-            yield
+    for piece in _pieces(model, rows):
+        model.run(ids[piece], piece, table)
+        yield
     stored, again = len(placed.stored), len(chosen)
     local = job.start  # found in vLLM's own prefix cache
     ms = (time.perf_counter() - begun) * 1000
@@ -132,6 +136,14 @@ def _place(
     return Layout(tokens, fresh, spans, at_labels, at_best, plan.tail_start, plan.plain)
 
 
+def _pieces(model: Model, rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Rows of one step after the other. How many is asked at each, on all ranks alike: others may have come, or ended."""
+    while len(rows):
+        most = model.piece
+        yield rows[:most]
+        rows = rows[most:]
+
+
 def _usable(spans: Sequence[Span], records: Mapping[str, KVRecord]) -> list[Span]:
     """Those with a record; of labels those before a chunk that has one, since what a label says is about its chunk."""
     chunks = {span.start for span in spans if span.kind == "chunk" and span.key in records}
@@ -152,10 +164,9 @@ def _compute_lead(
     if kept is not None:
         pages.put(kept, lead, table)
         return
-    for piece in torch.split(lead, model.piece):
-        if len(piece):
-            model.run(ids[piece], piece, table)
-            yield
+    for piece in _pieces(model, lead):
+        model.run(ids[piece], piece, table)
+        yield
     if job.start == 0 and len(lead):
         leads.keep(text, pages.take(lead, table))
 
@@ -172,7 +183,7 @@ class PageProbe:
         fresh = self._placed.fresh
         attention = torch.zeros(self._placed.tokens, device=fresh.device)
         left = len(fresh)
-        for piece in torch.split(fresh, self._model.piece):
+        for piece in _pieces(self._model, fresh):
             left -= len(piece)
             watched = max(0, min(rows - left, len(piece)))  # the question may lie in several pieces
 
@@ -203,7 +214,7 @@ class PageProbe:
         stored = self._placed.stored
         rows = union(self._placed.fresh, stored)
         found = torch.zeros(self._placed.tokens, device=rows.device)
-        for piece in torch.split(rows, self._model.piece):
+        for piece in _pieces(self._model, rows):
 
             def measure(layer: int, _q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor, piece=piece) -> None:  # type: ignore[no-untyped-def]
                 if layer == PROBE_LAYER:

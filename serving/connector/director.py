@@ -43,13 +43,13 @@ class Save:
 @dataclass
 class Orders:
     """What every rank does in one step. `advance`: by request, the keys that are not to be used (they matter at a blend's first
-    piece). `idle`: nothing else is computed in this step."""
+    piece). `beside`: tokens that other requests compute in this step."""
 
     start: list[Job] = field(default_factory=list)
     advance: dict[str, frozenset[str]] = field(default_factory=dict)
     cancel: list[str] = field(default_factory=list)
     save: list[Save] = field(default_factory=list)
-    idle: bool = False
+    beside: int = 0
 
 
 @dataclass
@@ -177,10 +177,10 @@ class Director:
             start = len(known.prompt) - external
             self._running[request_id] = _Running(Job(request_id, known.prompt, tuple(blocks), start, known.plan))
 
-    def orders(self, computed: Mapping[str, int], pages: Callable[[str], Sequence[int]], *, idle: bool) -> Orders:
+    def orders(self, computed: Mapping[str, int], pages: Callable[[str], Sequence[int]], *, beside: int) -> Orders:
         """Of this step. `computed`: tokens of each request in its batch that will have been computed at its end; `pages`: a
-        request's blocks; `idle`: the batch is empty."""
-        found = Orders(cancel=self._cancel, idle=idle)
+        request's blocks; `beside`: tokens that the batch computes."""
+        found = Orders(cancel=self._cancel, beside=beside)
         self._cancel = []
         for running in (self._running[request_id] for request_id in found.cancel):
             if running.state == "waiting":

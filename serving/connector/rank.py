@@ -39,6 +39,7 @@ class Rank:
 
     def carry_out(self, orders: Orders) -> None:
         """Before or behind the step's own forward pass: the pages of a prompt that is blended are in nobody's batch."""
+        self._model.beside = orders.beside
         for job in orders.start:
             self._begin(job, wanted=job.request_id not in orders.cancel)
         for request_id in orders.cancel:
@@ -48,7 +49,7 @@ class Rank:
         for request_id, unusable in orders.advance.items():
             if request_id in self._blends:
                 self._advance(request_id, unusable)
-        self._take_landed(IDLE_WAIT_S if orders.idle and not orders.advance and not self._heard.ended else 0.0)
+        self._take_landed(IDLE_WAIT_S if not orders.beside and not orders.advance and not self._heard.ended else 0.0)
 
     def _begin(self, job: Job, *, wanted: bool) -> None:
         self._blends[job.request_id] = _Blend(job)

@@ -16,9 +16,9 @@ from typing import Any
 
 from precompute.spec import ReaderSpec
 from precompute.types import Made, Wanted
-from serving.connector.plan import Span, Told, token_hash
+from serving.connector.plan import Span, token_hash
 from serving.engine.vllm_client import VLLMClient
-from serving.engine.vllm_saved import STORED_S, Shelf, saving_body
+from serving.engine.vllm_saved import STORED_S, Shelf, saving_body, told_of
 from storage.errors import Cancelled, EngineUnavailable, Overloaded, PrereadError
 from storage.types import Miss
 
@@ -92,7 +92,7 @@ class VLLMCompiler:
     async def _read_one(self, client: VLLMClient, name: str, together: Sequence[Wanted], sent: _Sent) -> None:
         keys = [each.key for each in together]
         try:
-            told = Told.read((await client.complete(self._body(name, together))).get("kv_transfer_params"))
+            told = told_of(await client.complete(self._body(name, together)))
         except (EngineUnavailable, Overloaded) as error:
             log.warning("vLLM could not read %d chunks: %s", len(keys), error)
             sent.unstored += keys

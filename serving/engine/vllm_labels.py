@@ -17,9 +17,9 @@ from functools import cached_property
 from sqlalchemy import func, select
 
 from precompute.spec import ReaderSpec
-from serving.connector.plan import Span, Told, token_hash
+from serving.connector.plan import Span, token_hash
 from serving.engine.vllm_client import Served, VLLMClient
-from serving.engine.vllm_saved import STORED_S, Shelf, saving_body
+from serving.engine.vllm_saved import STORED_S, Shelf, saving_body, told_of
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.insert import insert_into
 from storage.catalogue.schema import KVObject
@@ -30,6 +30,7 @@ from storage.types import KVProfile
 log = logging.getLogger(__name__)
 GROUP = "labels"
 CODEC = "raw"  # they are small, and of every prompt
+AGAIN_S = 60.0  # after which it is tried again if they could not be stored: to read them is a long prompt
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Labels:
     def __init__(self, reader: ReaderSpec, catalogue: Catalogue, shelf: Shelf, *, secret: bytes) -> None:
         self._reader, self._catalogue, self._shelf, self._secret = reader, catalogue, shelf, secret
         self.known: tuple[Label, ...] = ()
+        self._not_before = 0.0
 
     @cached_property
     def _prompt(self) -> tuple[list[int], list[Label]]:
@@ -64,10 +66,13 @@ class Labels:
         return self._reader.stored_as(CODEC)
 
     async def make(self, client: VLLMClient, served: Served) -> None:
-        """Have stored what is not."""
+        """Have stored what is not, if that has not failed just now."""
+        if time.monotonic() < self._not_before:
+            return
         try:
             await self._make(client, served)
         except Exception as error:  # noqa: BLE001 - a database's driver raises its own, and answers go on without labels
+            self._not_before = time.monotonic() + AGAIN_S
             log.warning("labels have no stored KV: %s", error if isinstance(error, PrereadError) else type(error).__name__)
 
     async def _make(self, client: VLLMClient, served: Served) -> None:
@@ -80,7 +85,7 @@ class Labels:
             self.known = ()
             saves = [label.span(label.start) for label in labels]
             body = saving_body(self._reader, served.name, ids[: saves[-1].end], saves, GROUP, self._secret)
-            told = Told.read((await client.complete(body)).get("kv_transfer_params"))
+            told = told_of(await client.complete(body))
             if told.refused:
                 raise PrereadError(told.refused)
             await asyncio.to_thread(self._note, labels)

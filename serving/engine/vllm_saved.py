@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from precompute.spec import ReaderSpec
-from serving.connector.plan import Plan, Span, plan_secret, sign
+from serving.connector.plan import Plan, Span, Told, plan_secret, sign
+from storage.errors import EngineUnavailable
 from storage.types import KVProfile, KVRecord, Miss
 
 STORED_S = 30.0  # after which an object that vLLM was to write is taken for lost
@@ -43,6 +44,14 @@ class Shelf:
                 return found
             time.sleep(pause)
             pause = min(2 * pause, LOOK_S[1])
+
+
+def told_of(reply: Mapping[str, Any]) -> Told:
+    """What the connector says of such a prompt. Raises EngineUnavailable where vLLM has no connector of ours."""
+    params = reply.get("kv_transfer_params")
+    if params is None:
+        raise EngineUnavailable("vLLM runs without Preread's connector: docs/vllm.md says how to start it")
+    return Told.read(params)
 
 
 def saving_body(

@@ -44,7 +44,7 @@ def begun(made: Director, name: str, plan: Plan = PLAN) -> None:
 
 
 def orders(made: Director, computed: dict[str, int] | None = None) -> Orders:
-    return made.orders(computed or {}, lambda _name: [1, 2], idle=False)
+    return made.orders(computed or {}, lambda _name: [1, 2], beside=1)
 
 
 def test_a_prompt_is_blended_when_all_ranks_have_its_chunks_and_with_what_all_have() -> None:
@@ -101,7 +101,7 @@ def test_what_is_given_up_is_told_to_the_ranks_once(steps: int) -> None:
     found = orders(made)
     assert found.cancel == ["a"]
     assert [job.request_id for job in found.start] == (["a"] if steps == 0 else [])
-    assert orders(made) == Orders()
+    assert orders(made) == Orders(beside=1)
     made.hear(Heard(ended={"a": Told(refused="given up")}), ["a"])
     assert set(made.counts.values()) == {0}
 

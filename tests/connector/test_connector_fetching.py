@@ -216,12 +216,12 @@ def test_the_deadline_of_a_fetch_is_a_time_out_with_its_reason(
 
 def test_a_rank_says_that_a_stalled_prompt_is_ready_without_its_chunks(site: Site) -> None:
     site.objects.held = lambda name: name.startswith("kv/")
-    rank = Rank(cast("Model", None), cast("Any", None), site.fetches, cast("Any", _Nothing()))
+    rank = Rank(cast("Model", _Model()), cast("Any", None), site.fetches, cast("Any", _Nothing()))
     job = site.job()
-    rank.carry_out(Orders(start=[job], idle=True))
+    rank.carry_out(Orders(start=[job], beside=0))
     staged = rank.say().staged
     while not staged:
-        rank.carry_out(Orders(idle=True))
+        rank.carry_out(Orders(beside=0))
         staged = rank.say().staged
     assert staged[job.request_id].missed == dict.fromkeys(keys_of(job), SLOW)
     assert staged[job.request_id].fetch_ms / 1000 <= 0.2 * prefill_s(job)
@@ -237,7 +237,7 @@ class _Nothing:
 class _Model:
     """Computes a row a millisecond."""
 
-    layers, piece = 2, 512
+    layers, piece, beside = 2, 512, 0
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, before: Any = None, after: Any = None) -> None:
         time.sleep(len(ids) / 1000)
@@ -263,13 +263,58 @@ def test_the_speed_of_prefill_is_known_before_the_first_prompt_and_the_pass_that
 
         def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *hooks: Any) -> None:
             time.sleep(0.05 if self.ran else 2.0)
-            self.ran.append(positions.tolist())
+            self.ran.append(len(positions))
 
     timed = Timed(Cold())
     timed.measure(16, torch.device("cpu"))
-    assert Cold.ran == 2 * [list(range(32))]
+    assert (Cold.ran[0], Cold.ran[-1]) == (32, 32)
     assert timed.tokens_per_s is not None
     assert timed.tokens_per_s > 32 / 1.0
+
+
+def test_beside_other_answers_a_piece_is_what_takes_hardly_longer_than_a_row_and_no_less_than_they_compute() -> None:
+    class Weights(_Model):
+        """Half a second for its weights, and 40 ms for a row."""
+
+        def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *hooks: Any) -> None:
+            time.sleep(0.5 + len(positions) / 25)
+
+    timed = Timed(Weights())
+    assert timed.piece == 512
+    timed.measure(16, torch.device("cpu"))
+    assert timed.piece == 512, "alone it waits for nobody"
+    sizes = {}
+    for timed.beside in (1, 8, 300, 2048):
+        sizes[timed.beside] = timed.piece
+    assert sizes == {1: 8, 8: 8, 300: 300, 2048: 512}
+
+
+def test_rows_are_computed_in_pieces_of_the_step_that_they_are_computed_in(site: Site) -> None:
+    class Busy(_Model):
+        """Others are beside it in its first two steps."""
+
+        ran: ClassVar[list[int]] = []
+
+        @property
+        def piece(self) -> int:  # type: ignore[override]
+            return (3, 2)[len(self.ran)] if len(self.ran) < 2 else 512
+
+        def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *hooks: Any) -> None:
+            self.ran.append(len(positions))
+
+    class Pages:
+        device = torch.device("cpu")
+
+        def place(self, *_: Any) -> None: ...
+
+        def take(self, *_: Any) -> None: ...
+
+    job = site.job()
+    lead = job.plan.spans[0].start
+    fresh = len(job.token_ids) - lead - sum(span.length for span in job.plan.spans)
+    steps = list(blend(cast(Any, Busy()), cast(Any, Pages()), Leads(), job, site.fetched(job).records))
+    assert Busy.ran == [3, 2, lead - 5, fresh]
+    assert len(steps) == len(job.plan.spans) + 4
 
 
 def test_chunks_are_placed_one_a_step(site: Site) -> None:

@@ -225,6 +225,13 @@ def test_what_vllm_does_not_store_fails_alone_and_is_tried_as_often_as_any_chunk
     assert sum(body["prompt"] in poison for body in vllm.bodies) == 3
 
 
+def test_a_vllm_without_our_connector_is_no_fault_of_the_chunks(work: Work, vllm: Compiling, spec: ReaderSpec) -> None:
+    ingested(work, 2)
+    vllm.how = lambda number: "plain"
+    Queue(work, vllm.url, spec, stored_s=float("inf")).drain()
+    assert owed(work) == [("pending", 0)] * 2
+
+
 @pytest.mark.parametrize("before", [Miss.ABSENT, Miss.DAMAGED])
 def test_an_object_is_waited_for_until_it_is_there_whole(work: Work, vllm: Compiling, spec: ReaderSpec, before: Miss) -> None:
     ingested(work, 1)

@@ -24,7 +24,7 @@ from precompute.reader import Reader
 from precompute.spec import ReaderSpec
 from serving.connector.plan import Plan, Span
 from serving.engine.vllm_client import Served, VLLMClient
-from serving.engine.vllm_labels import GROUP, Label, Labels
+from serving.engine.vllm_labels import AGAIN_S, GROUP, Label, Labels
 from serving.engine.vllm_saved import Shelf
 from storage.catalogue.engine import Catalogue, migrate, open_catalogue
 from storage.catalogue.schema import KVObject
@@ -104,7 +104,7 @@ def test_a_vllm_of_a_shorter_context_reads_as_many_labels_as_it_has_room_for(sit
     assert site.make(site.labels())[: len(few)] == few, "what stands behind a label is no part of it"
 
 
-@pytest.mark.parametrize("how", ["refuse", "400", "500", "lose", "other"])
+@pytest.mark.parametrize("how", ["plain", "refuse", "400", "500", "lose", "other"])
 def test_what_vllm_does_not_store_is_in_no_plan(site: Site, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Only what vLLM says nothing against is waited for.
     monkeypatch.setattr("serving.engine.vllm_labels.STORED_S", 0.2 if how == "lose" else float("inf"))
@@ -113,6 +113,10 @@ def test_what_vllm_does_not_store_is_in_no_plan(site: Site, how: str, monkeypatc
     assert site.make(labels) == ()
     assert site.rows() == {}
     site.vllm.how = lambda number: ""
+    asked = len(site.vllm.bodies)
+    assert site.make(labels) == (), "not again and again: it is a long prompt"
+    assert len(site.vllm.bodies) == asked
+    labels._not_before -= AGAIN_S
     assert site.make(labels) != ()
 
 
