@@ -23,7 +23,7 @@ SECRET = b"a master secret for tests only, 32 bytes"
 @dataclass
 class Compiling:
     """`how`: by the number of a prompt, what becomes of it (status, plain, refuse, lose, late or other), by default nothing
-    special; `compute(prompt, span)`: a span's KV; `gate`: prompts wait until it is open; `left`: somebody went before the answer."""
+    special; `compute(prompt, span)`: a span's KV; `gate`: prompts wait until it is open; `left`: somebody has gone."""
 
     store: KVStore
     compute: Callable[[list[int], Span], torch.Tensor]
