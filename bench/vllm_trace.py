@@ -52,7 +52,8 @@ def run(
     with vllm_site(model, workdir, vllm, [POOL]) as site:
         asyncio.run(_first(site, ours))
         if trace == "chats":
-            rows += [asyncio.run(_chats(site, method, seed)) for method in ours]
+            for turn, order in enumerate((ours, ours[::-1])):  # other prompts each time: `full` would find its own
+                rows += [asyncio.run(_chats(site, method, seed + 10 * turn)) for method in order]
             rows += [asyncio.run(_beside(site, method, seed)) for method in ("nothing", *ours)]
         else:
             rows += [row(site, method, rate) for rate in rates for method in ours]
@@ -143,22 +144,23 @@ async def _chats(site: VLLMSite, method: str, seed: int) -> dict[str, Any]:
     """Tokens a second of all answers from when the last one has begun to when the first one ends, so that what stored KV saves
     before the first token does not count; and over all."""
     prompt = _prompts(site, "recurring", method, CHAT_TOKENS, seed + 1)
-    written: list[list[float]] = []
+    written: list[list[tuple[float, int]]] = []  # by answer: when there were how many tokens
 
     async def one(number: int) -> None:
         request, times = prompt(number), []
         generation = site.engine.submit(request, await asyncio.to_thread(site.engine.prepare, request))
         async for _ in generation:
-            times.append(time.perf_counter())
+            times.append((time.perf_counter(), generation.written or 0))
         written.append(times)
 
     begun = time.perf_counter()
     await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
-    start, end = max(times[0] for times in written), min(times[-1] for times in written)
-    inside = sum(start < at <= end for times in written for at in times)
+    start, end = max(times[0][0] for times in written), min(times[-1][0] for times in written)
+    inside = [[tokens for at, tokens in times if start <= at <= end] for times in written]
+    tokens = sum(each[-1] - each[0] for each in inside if each)
     return {
-        "method": method, "at_once": AT_ONCE, "pieces_per_s": inside / (end - start) if end > start else 0.0,
-        "seconds": max(times[-1] for times in written) - begun,
+        "method": method, "at_once": AT_ONCE, "tokens_per_s": tokens / (end - start) if end > start else 0.0,
+        "tokens": tokens, "seconds": max(times[-1][0] for times in written) - begun,
     }  # fmt: skip
 
 
