@@ -58,12 +58,23 @@ class Browser:
     def press(self, name: str, within: str = "") -> None:
         """The button or link with this accessible name."""
         found = f"{within} button, {within} a, {within} summary"
-        self.until(lambda: [e for e in self.all(found) if e.is_displayed() and e.accessible_name == name])[0].click()
+
+        def press() -> bool:
+            named = [e for e in self.all(found) if e.is_displayed() and e.accessible_name == name]
+            if named:
+                named[0].click()
+            return bool(named)
+
+        self.until(press)
 
     def write(self, css: str, text: str) -> None:
-        field = self.find(css)
-        field.clear()
-        field.send_keys(text)
+        def write() -> bool:  # all of it again, should the page be drawn anew meanwhile
+            field = self.find(css)
+            field.clear()
+            field.send_keys(text)
+            return True
+
+        self.until(write)
 
     def run(self, script: str, *given: Any) -> Any:
         return self.driver.execute_script(script, *given)

@@ -202,7 +202,8 @@ def test_patience_ends_for_everyone_while_all_threads_wait_for_the_source(hasty:
     threads = hasty.engine._fetcher._readers._far._max_workers
     for _ in range(2):
         outcomes = hasty.answers(*[hasty.request(max_tokens=1)] * (threads // 2 + 1))
-        assert {c.reason for outcome in outcomes for c in outcome.report.not_reused} == {"slow"}
+        # On a busy machine one or the other begins after its deadline.
+        assert {c.reason for outcome in outcomes for c in outcome.report.not_reused} - {"timeout"} == {"slow"}
     assert not hasty.objects.gate.is_set()
     bare = tuple(unread(chunk) for chunk in hasty.chunks)
     assert hasty.answer(chunks=bare).report.ms["fetch"] < 1000 * DEADLINE_S

@@ -145,7 +145,7 @@ def test_a_stall_is_waited_for_once_and_then_not_at_all(site: EngineSite, monkey
 
     monkeypatch.setattr(threading, "Timer", timed)
     site.objects.gate.clear()
-    assert waited_s(site) >= 0.9 * FLOOR_S
+    assert waited_s(site) >= 0.5 * FLOOR_S  # of which a busy machine may have taken something before
     assert begun
     assert max(begun) <= FLOOR_S
     begun.clear()
