@@ -10,7 +10,7 @@ import torch
 from precompute.pace import pace
 from serving.connector.blending import Hook, Model
 
-SLOWER = 2.0  # so many times a pass of one row may a piece take that others wait for: below, a row more costs little
+SLOWER = 1.25  # so many times as long as one row a piece may take that others wait for: up to there rows cost little
 TRIES = 3  # of which the quickest counts
 
 
