@@ -50,6 +50,9 @@ def stored_keys(site: Site) -> tuple[Counter[str], set[str], dict[str, str]]:
     return Counter(name.rsplit("/", 1)[1] for name in site.objects().list("kv/")), wanted, rows
 
 
+@pytest.mark.parametrize(
+    "backends", [pytest.param("one folder", marks=pytest.mark.slow), "postgres and s3"], indirect=True
+)
 def test_a_killed_worker_loses_nothing(site: Site) -> None:
     files = documents()
     client = site.openai()

@@ -370,7 +370,9 @@ WALLS = {
 }
 
 
-@pytest.mark.parametrize("label", WALLS)
+@pytest.mark.parametrize(
+    "label", [pytest.param(each, marks=pytest.mark.slow) if "1 MB" in each else each for each in WALLS]
+)
 def test_hostile_shapes_take_a_few_seconds_at_most(label: str) -> None:
     text, name = WALLS[label]
     pieces = word_pieces()

@@ -34,7 +34,7 @@ def ask(service: Service, number: int) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("count", [1, 5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 40))])
 def test_each_needle_is_found_cold_warm_and_after_a_restart(tmp_path: Path, shared: Shared, count: int) -> None:
     asked = sorted({0, count // 2, count - 1})
     with serving(shared, tmp_path, dtype="float32") as service:
