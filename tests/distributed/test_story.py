@@ -84,19 +84,25 @@ def _ask(site: Site, corpus_id: str) -> None:
     """An answer is made of stored KV, and each citation is its document's own text."""
     client = site.openai()
     model = client.models.list().data[0].id
-    answers: list[Any] = [
-        client.chat.completions.create(
+
+    def ask() -> Any:
+        return client.chat.completions.create(
             model=f"{model}@rules",
             messages=[{"role": "user", "content": "What is the deposit for lanterns?"}],
             max_tokens=8,
             stream=False,
         )
-        for _ in range(2)
-    ]
-    assert [{chunk["tier"] for chunk in each.preread["reused"]} for each in answers] == [{"store"}, {"memory"}]
+
+    first = answer = ask()
+    for _ in range(10):  # on a busy machine the store may be too late for one chunk or another
+        if not answer.preread["not_reused"]:
+            break
+        assert {chunk["reason"] for chunk in answer.preread["not_reused"]} == {"slow"}
+        answer = ask()
+    assert {chunk["tier"] for chunk in first.preread["reused"]} <= {"store"}
+    assert {chunk["tier"] for chunk in ask().preread["reused"]} == {"memory"}
     has_disk = site.environ("serve").get("PREREAD_OBJECT_STORE", "").startswith("s3://")
     until(lambda: bool(_on_disk(site)) == has_disk, 10, "the disk tier")
-    answer = answers[0]
     report, citations = answer.preread, answer.citations
     assert report["tokens_reused"] > report["tokens_computed"] > 0
     assert report["not_reused"] == []

@@ -193,7 +193,7 @@ class Site:
         bearer = f"Bearer {self.admin_key if key is None else key}".encode("latin-1")
         headers = {} if key == "" else {b"authorization": bearer}
         # No certificates: to read the public ones costs more than a request, and this is http.
-        return DescribedClient(base_url=self.url, headers=headers, timeout=20, verify=False, **options)
+        return DescribedClient(base_url=self.url, headers=headers, timeout=60, verify=False, **options)
 
     def ingest(self) -> None:
         """Do all the work that waits, and stand in for the KV worker."""
