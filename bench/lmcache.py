@@ -23,7 +23,7 @@ from typing import TypedDict
 import httpx
 
 from bench.open_loop import PATIENCE_S
-from bench.vllm_site import END_SECONDS, READY_SECONDS, VLLMSite
+from bench.vllm_site import END_SECONDS, READY_SECONDS, VLLMSite, end
 from serving.engine.types import GenerateRequest
 from serving.local_broker import free_port
 from serving.supervisor import last_line
@@ -58,12 +58,7 @@ def lmcache(vllm: Path, workdir: Path) -> Iterator[Peer]:
         _wait_until_ready(process, port, log)
         yield Peer(arguments=("--kv-transfer-config", json.dumps(connector(port))), variables=variables)
     finally:
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def environ(packages: Path) -> dict[str, str]:
@@ -95,8 +90,8 @@ def connector(port: int) -> dict[str, object]:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + READY_SECONDS
-    while time.monotonic() < end and process.poll() is None:
+    until = time.monotonic() + READY_SECONDS
+    while time.monotonic() < until and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex((HOST, port)) == 0:
                 return
@@ -107,9 +102,9 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 def prove(site: VLLMSite, request: GenerateRequest) -> None:
     """Raises UserError where LMCache has nothing of a prompt that vLLM has read and forgotten: no figure would mean anything."""
     asyncio.run(site.ask(request))
-    end, reset = time.monotonic() + END_SECONDS, f"{site.url}/reset_prefix_cache"
+    until, reset = time.monotonic() + END_SECONDS, f"{site.url}/reset_prefix_cache"
     while not httpx.post(reset, timeout=PATIENCE_S, trust_env=False).raise_for_status().json()["success"]:
-        if time.monotonic() > end:
+        if time.monotonic() > until:
             raise UserError("vLLM's own cache could not be emptied")
         time.sleep(0.2)
     before = hit_tokens(site.url)

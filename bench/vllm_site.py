@@ -103,12 +103,17 @@ def vllm_site(
         yield VLLMSite(wiring.engine, prompts, process.pid, settings.vllm_url)
     finally:
         wiring.close()
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, in good order if it does so in time."""
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _store(settings: Settings, lengths: Sequence[int]) -> dict[int, tuple[RetrievedChunk, ...]]:

@@ -98,8 +98,8 @@ class Deleter:
             _drop_schedules(session, corpus_id)
             documents = select(Document.id).where(Document.corpus_id == corpus_id).limit(BATCH)
             ids = session.scalars(documents).all()
-            versions = select(DocumentVersion.id).where(DocumentVersion.corpus_id == corpus_id).limit(1)
-            if ids or session.scalars(versions).first() is not None:
+            kept = select(DocumentVersion.id).where(DocumentVersion.corpus_id == corpus_id).limit(1)
+            if ids or session.scalars(kept).first() is not None:
                 return ids
             session.execute(delete(SourceItem).where(SourceItem.corpus_id == corpus_id))
             session.execute(delete(Corpus).where(Corpus.id == corpus_id))

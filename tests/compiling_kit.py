@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import torch
+from vllm_server_kit import Answering
 
 from serving.connector.plan import Plan, Span, Told, plan_secret, verify
 from storage.kvstore import KVStore
@@ -62,20 +63,8 @@ class Compiling:
             self.store.put(KVRecord(span.key, plan.profile_of(span), ids, self.compute(prompt, span)))
 
 
-def _handler(server: Compiling) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def answer(self, body: Any, status: int = 200) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
+def _handler(server: Compiling) -> type[Answering]:
+    class Handler(Answering):
         def do_GET(self) -> None:
             self.answer({"data": [{"id": "served-under-this-name", "max_model_len": 2048}]})
 

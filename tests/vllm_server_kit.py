@@ -110,20 +110,24 @@ class VLLMServer:
                 logits = self.reader.prefill(kv, [token], at)
 
 
-def _handler(server: VLLMServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class Answering(BaseHTTPRequestHandler):
+    """Answers with JSON or text, and logs nothing."""
 
-        def log_message(self, *_: object) -> None:
-            pass
+    protocol_version = "HTTP/1.1"
 
-        def answer(self, body: Any, status: int = 200) -> None:
-            data = (body if isinstance(body, str) else json.dumps(body)).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def log_message(self, *_: object) -> None:
+        pass
 
+    def answer(self, body: Any, status: int = 200) -> None:
+        data = (body if isinstance(body, str) else json.dumps(body)).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _handler(server: VLLMServer) -> type[Answering]:
+    class Handler(Answering):
         def do_GET(self) -> None:
             if self.path == "/health":
                 self.answer({}, 200 if server.well else 503)
