@@ -49,10 +49,11 @@ def started(tmp_path: Path, broker: LocalBroker, model: Path) -> Iterator[Site]:
 
 @contextmanager
 def answering(site: Site, http: httpx.Client, tokens: int) -> Iterator[Iterator[str]]:
-    """A stream of which text has come."""
+    """A stream of which text has come, and which goes on for all its `tokens`."""
     model = site.call("GET", "/models")["data"][0]["id"]
     question = "Write the numbers from one to one thousand, as words, one after the other."
     body = {"model": model, "stream": True, "max_tokens": tokens, "messages": [{"role": "user", "content": question}]}
+    body["ignore_eos"] = True  # or it may end before a process is told to
     headers = {"authorization": f"Bearer {site.key}"}
     with http.stream("POST", f"{site.url}/v1/chat/completions", json=body, headers=headers) as answer:
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
