@@ -30,7 +30,7 @@ from storage.errors import PrereadError, UserError
 
 POOL, PICKED, ORDERS = 7680, 10, 3  # tokens of all documents; documents of a prompt; orders of the trace of prefixes
 TRACES = ("recurring", "prefix", "chats")
-AT_ONCE, CHAT_TOKENS = 8, 160
+AT_ONCE, CHAT_TOKENS = 8, 400  # long enough that all are written at once for a while, whichever came first
 WRITERS, WRITERS_TOKENS, EVERY_S, FIRST_S = 4, 160, 2.0, 1.5
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ from serving.connector.asked import Kept
 from serving.connector.blending import Hook
 from serving.connector.director import Asked, Director, Heard, Orders
 from serving.connector.fetching import Fetches
+from serving.connector.layers import Fed, Slices, learn
 from serving.connector.obstacles import check_start, obstacle, rope_obstacle
 from serving.connector.parts import ConnectorParts, own_profile
 from serving.connector.rank import BrokenRank, Rank
@@ -181,6 +183,7 @@ class PrereadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         heads = Heads.of(tp.rank_in_group, tp.world_size, config.model_config.get_total_num_kv_heads())
         pages = Pages(paged.attention, layout, rope, heads, block)
         self._parts.keep_in_step(lambda: own_profile(config.model_config))
+        paged.learn_layers(pages.device)
         timed = Timed(paged)
         timed.measure(block, pages.device)
         fetches = Fetches(self._parts.kv_store, self._parts.missed, self._parts.rates, lambda: timed.tokens_per_s)
@@ -263,8 +266,6 @@ class PagedModel:
     """`Model` over vLLM's own: any set of rows is computed as pseudo-requests, one for each run of positions, that share the
     prompt's blocks. So its attention kernel, its weights, quantised or not, and its tensor parallelism are used as they are."""
 
-    beside = 0
-
     def __init__(self, model: torch.nn.Module, config: Any, kv_cache_config: Any, names: list[str]) -> None:
         self._model: Any = model.model  # without the head: no logits are wanted
         self._config, self._names = config, names
@@ -272,25 +273,45 @@ class PagedModel:
         self.attention = [_Layer(context[name]) for name in names]
         self.layers = len(names)
         self.piece = min(512, config.scheduler_config.max_num_batched_tokens)
+        self.tokens = int(config.model_config.max_model_len)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         first = self.attention[0]
         builder = first.attention.attn_backend.get_builder_cls()
         self._builder = builder(spec, names, config, first.pages.device)
         self._block = int(spec.block_size)
+        self.decoder = list(getattr(self._model, "layers", ()))
+        self.fed: Fed | None = None
 
-    def run(
-        self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, before: Hook | None = None,
-        after: Hook | None = None,
-    ) -> None:  # fmt: skip
-        """See `Model`."""
+    @torch.inference_mode()
+    def learn_layers(self, device: torch.device) -> None:
+        """So that a pass may be computed in slices: by a pass of its own, before anything is in the pages."""
+        zero = torch.zeros(1, dtype=torch.long, device=device)
+        slots = zero + self._block  # of the block 1
+        with self.context(slots, self._metadata(zero, zero + 1, slots), None, None):
+            self.fed = learn(self.decoder, functools.partial(self.forward, zero, zero))
+
+    def open(
+        self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, before: Hook | None, after: Hook | None
+    ) -> PagedPass:
+        """See `SlicedModel`."""
         slots = table[positions // self._block] * self._block + positions % self._block
-        attention = dict.fromkeys(self._names, self._metadata(positions, table, slots))
+        metadata = self._metadata(positions, table, slots)
+        return PagedPass(self, ids, positions, slots, metadata, before, after)
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
+        """All layers, in a `context`."""
+        self._model(input_ids=ids, positions=positions, intermediate_tensors=None)
+
+    @contextmanager
+    def context(
+        self, slots: torch.Tensor, metadata: Any, before: Hook | None, after: Hook | None
+    ) -> Iterator[None]:
+        """What layers need around them. It is left between slices: vLLM's own passes are in between."""
         hooks = self._hook(before, after)
+        attention, mapping = dict.fromkeys(self._names, metadata), dict.fromkeys(self._names, slots)
         try:
-            with set_forward_context(
-                attention, self._config, num_tokens=len(ids), slot_mapping=dict.fromkeys(self._names, slots), skip_compiled=True
-            ):
-                self._model(input_ids=ids, positions=positions, intermediate_tensors=None)
+            with set_forward_context(attention, self._config, num_tokens=len(slots), slot_mapping=mapping, skip_compiled=True):
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
@@ -326,6 +347,26 @@ class PagedModel:
         """See `Model`."""
         tp = get_tp_group()
         return tp.all_reduce(values) if tp.world_size > 1 else values
+
+
+class PagedPass:
+    """`Pass` over `PagedModel`."""
+
+    def __init__(
+        self, model: PagedModel, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, metadata: Any,
+        before: Hook | None, after: Hook | None,
+    ) -> None:  # fmt: skip
+        self._context = functools.partial(model.context, slots, metadata, before, after)
+        forward = functools.partial(model.forward, ids, positions)
+        self._slices = Slices(model.decoder, model.fed, forward)
+
+    @property
+    def left(self) -> int:
+        return self._slices.left
+
+    def advance(self, count: int) -> None:
+        with self._context():
+            self._slices.advance(count)
 
 
 def _told(hook: Hook, number: int, _module: Any, given: Any, *_: Any) -> None:

@@ -34,7 +34,8 @@ class Model(Protocol):
     """vLLM's model on this rank."""
 
     layers: int
-    beside: int  # tokens that other requests compute in this step
+    beside: int  # see `Orders`
+    step_s: float | None
 
     @property
     def piece(self) -> int:
@@ -44,9 +45,10 @@ class Model(Protocol):
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, before: Hook | None = None,
         after: Hook | None = None,
-    ) -> None:  # fmt: skip
+    ) -> Generator[None, None, None]:  # fmt: skip
         """Compute rows at sorted `positions`: in every layer their K and V replace what is there, then row i sees key j if and
-        only if pos_j <= pos_i. `before` a layer's attention, and `after` it, a hook is called, which may raise PassDone."""
+        only if pos_j <= pos_i. `before` a layer's attention, and `after` it, a hook is called, which may raise PassDone. Yields
+        between layers where all of them would hold up the answers beside this prompt."""
         ...
 
     def sum_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -104,7 +106,7 @@ def blend(model: Model, pages: Pages, leads: Leads, job: Job, records: Mapping[s
     chosen = yield from parse_method(job.plan.method).choose(placed, PageProbe(model, pages, placed, ids, table))
     rows = union(placed.fresh, chosen)
     for piece in _pieces(model, rows):
-        model.run(ids[piece], piece, table)
+        yield from model.run(ids[piece], piece, table)
         yield
     stored, again = len(placed.stored), len(chosen)
     local = job.start  # found in vLLM's own prefix cache
@@ -165,7 +167,7 @@ def _compute_lead(
         pages.put(kept, lead, table)
         return
     for piece in _pieces(model, lead):
-        model.run(ids[piece], piece, table)
+        yield from model.run(ids[piece], piece, table)
         yield
     if job.start == 0 and len(lead):
         leads.keep(text, pages.take(lead, table))
@@ -194,7 +196,7 @@ class PageProbe:
                     raise PassDone
 
             try:
-                self._model.run(self._ids[piece], piece, self._table, after=observe)
+                yield from self._model.run(self._ids[piece], piece, self._table, after=observe)
             except PassDone:
                 pass
             yield
@@ -223,7 +225,7 @@ class PageProbe:
                     raise PassDone
 
             try:
-                self._model.run(self._ids[piece], piece, self._table, before=measure)
+                yield from self._model.run(self._ids[piece], piece, self._table, before=measure)
             except PassDone:
                 pass
             yield

@@ -6,7 +6,9 @@ chunks are there, without those that any rank misses. One event of one rank neve
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,7 @@ from serving.connector.plan import Plan, Span, Told, asks, cache_salt, verify
 from storage.errors import UserError
 
 AT_ONCE = 4  # prompts whose chunks are fetched, or lie in memory until they are blended
+STEPS = 15  # without a blend, that tell how long one takes
 BLENDS_PER_STEP = 1  # a piece of so many prompts is computed between two steps of all others
 
 
@@ -43,13 +46,15 @@ class Save:
 @dataclass
 class Orders:
     """What every rank does in one step. `advance`: by request, the keys that are not to be used (they matter at a blend's first
-    piece). `beside`: tokens that other requests compute in this step."""
+    piece). `beside`: tokens that other requests compute in this step; `step_s`: how long their steps take without a blend, where
+    that is known."""
 
     start: list[Job] = field(default_factory=list)
     advance: dict[str, frozenset[str]] = field(default_factory=dict)
     cancel: list[str] = field(default_factory=list)
     save: list[Save] = field(default_factory=list)
     beside: int = 0
+    step_s: float | None = None
 
 
 @dataclass
@@ -117,6 +122,21 @@ class _Running:
     missed: frozenset[str] = frozenset()
 
 
+class _Steps:
+    """How long a step takes that computes others' tokens and nothing of ours: the median of the last ones."""
+
+    def __init__(self) -> None:
+        self._took: deque[float] = deque(maxlen=STEPS)
+        self._begun: float | None = None
+
+    def next(self, now: float, *, others_alone: bool) -> float | None:
+        """A step begins now."""
+        if self._begun is not None:
+            self._took.append(now - self._begun)
+        self._begun = now if others_alone else None
+        return statistics.median(self._took) if self._took else None
+
+
 class Director:
     """See above. `own`: what the profile of a plan must say of the model; `obstacle`: why nothing is blended, or empty."""
 
@@ -129,6 +149,7 @@ class Director:
         self._known: dict[str, _Known] = {}
         self._running: dict[str, _Running] = {}
         self._cancel: list[str] = []
+        self._steps = _Steps()
 
     def claim(self, asked: Asked) -> int:
         """How many tokens behind the local ones are to be loaded: all of the prompt, or none."""
@@ -197,6 +218,8 @@ class Director:
                 known.done = True
                 if blocks := tuple(pages(request_id)):
                     found.save.append(Save(request_id, known.prompt, blocks, known.plan))
+        alone = bool(beside) and not (found.start or found.advance or found.save)
+        found.step_s = self._steps.next(self._clock(), others_alone=alone)
         return found
 
     def _start(self, found: Orders) -> None:

@@ -39,7 +39,7 @@ class Rank:
 
     def carry_out(self, orders: Orders) -> None:
         """Before or behind the step's own forward pass: the pages of a prompt that is blended are in nobody's batch."""
-        self._model.beside = orders.beside
+        self._model.beside, self._model.step_s = orders.beside, orders.step_s
         for job in orders.start:
             self._begin(job, wanted=job.request_id not in orders.cancel)
         for request_id in orders.cancel:

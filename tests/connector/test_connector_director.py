@@ -87,6 +87,24 @@ def test_no_more_than_a_few_are_fetched_at_once_and_one_is_blended_in_a_step() -
     assert list(last.advance) == names[1:2]
 
 
+def test_ranks_are_told_how_long_others_steps_take_without_a_blend() -> None:
+    now = NOW
+    made = director()
+    made._clock = lambda: now
+
+    def step(seconds: float, beside: int = 1) -> float | None:
+        nonlocal now
+        told = made.orders({}, lambda _name: [], beside=beside).step_s
+        now += seconds
+        return told and round(told, 3)
+
+    assert [step(0.03), step(0.05), step(0.04), step(6.0, beside=0), step(0.04)] == [None, 0.03, 0.04, 0.04, 0.04]
+    begun(made, "a")
+    assert step(5.0) == 0.04, "a prompt is begun in this step"
+    made.hear(Heard(staged={"a": Staged({}, {}, 1.0)}), [])
+    assert [step(5.0), step(5.0)] == [0.04, 0.04], "and blended in these"
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_what_is_given_up_is_told_to_the_ranks_once(steps: int) -> None:
     made = director()
@@ -101,7 +119,7 @@ def test_what_is_given_up_is_told_to_the_ranks_once(steps: int) -> None:
     found = orders(made)
     assert found.cancel == ["a"]
     assert [job.request_id for job in found.start] == (["a"] if steps == 0 else [])
-    assert orders(made) == Orders(beside=1)
+    assert replace(orders(made), step_s=None) == Orders(beside=1)
     made.hear(Heard(ended={"a": Told(refused="given up")}), ["a"])
     assert set(made.counts.values()) == {0}
 

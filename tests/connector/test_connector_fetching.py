@@ -18,7 +18,6 @@ from serving.connector.director import Job, Orders
 from serving.connector.fetching import THREADS, Fetched, Fetches
 from serving.connector.parts import ConnectorParts
 from serving.connector.rank import Rank
-from serving.connector.timed import Timed
 from serving.engine import loading
 from serving.engine.loading import SLOW
 from serving.engine.rates import FLOOR_S, Rates
@@ -235,63 +234,21 @@ class _Nothing:
 
 
 class _Model:
-    """Computes a row a millisecond."""
+    """Computes a row a millisecond, and nothing else."""
 
-    layers, piece, beside = 2, 512, 0
+    layers, piece, beside, step_s = 2, 512, 0, None
 
-    def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, before: Any = None, after: Any = None) -> None:
+    def run(self, ids: torch.Tensor, *_: Any) -> Iterator[None]:
         time.sleep(len(ids) / 1000)
+        yield from ()
 
     def sum_ranks(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
 
-def test_the_speed_of_prefill_is_that_of_passes_through_all_layers() -> None:
-    timed, ids = Timed(_Model()), torch.arange(100)
-    timed.run(ids, ids, ids, after=lambda *_: None)
-    assert timed.tokens_per_s is None, "a pass that is watched may end early"
-    timed.run(ids, ids, ids)
-    assert timed.tokens_per_s is not None
-    assert 1 < timed.tokens_per_s <= 1000
-    assert (timed.layers, timed.piece) == (2, 512)
-    assert timed.sum_ranks(ids) is ids
-
-
-def test_the_speed_of_prefill_is_known_before_the_first_prompt_and_the_pass_that_warms_is_not_in_it() -> None:
-    class Cold(_Model):
-        ran: ClassVar[list[list[int]]] = []
-
-        def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *hooks: Any) -> None:
-            time.sleep(0.05 if self.ran else 2.0)
-            self.ran.append(len(positions))
-
-    timed = Timed(Cold())
-    timed.measure(16, torch.device("cpu"))
-    assert (Cold.ran[0], Cold.ran[-1]) == (32, 32)
-    assert timed.tokens_per_s is not None
-    assert timed.tokens_per_s > 32 / 1.0
-
-
-def test_beside_other_answers_a_piece_is_what_takes_hardly_longer_than_a_row_and_no_less_than_they_compute() -> None:
-    class Weights(_Model):
-        """Half a second for its weights, and 25 ms for a row."""
-
-        def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *hooks: Any) -> None:
-            time.sleep(0.5 + len(positions) / 40)
-
-    timed = Timed(Weights())
-    assert timed.piece == 512
-    timed.measure(16, torch.device("cpu"))
-    assert timed.piece == 512, "alone it waits for nobody"
-    sizes = {}
-    for timed.beside in (1, 8, 300, 2048):
-        sizes[timed.beside] = timed.piece
-    assert sizes == {1: 4, 8: 8, 300: 300, 2048: 512}
-
-
 def test_rows_are_computed_in_pieces_of_the_step_that_they_are_computed_in(site: Site) -> None:
     class Busy(_Model):
-        """Others are beside it in its first two steps."""
+        """Others are beside it in its first two passes, of which each takes two steps."""
 
         ran: ClassVar[list[int]] = []
 
@@ -299,8 +256,10 @@ def test_rows_are_computed_in_pieces_of_the_step_that_they_are_computed_in(site:
         def piece(self) -> int:  # type: ignore[override]
             return (3, 2)[len(self.ran)] if len(self.ran) < 2 else 512
 
-        def run(self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *hooks: Any) -> None:
-            self.ran.append(len(positions))
+        def run(self, ids: torch.Tensor, *_: Any) -> Iterator[None]:
+            self.ran.append(len(ids))
+            if len(self.ran) <= 2:
+                yield
 
     class Pages:
         device = torch.device("cpu")
@@ -314,7 +273,7 @@ def test_rows_are_computed_in_pieces_of_the_step_that_they_are_computed_in(site:
     fresh = len(job.token_ids) - lead - sum(span.length for span in job.plan.spans)
     steps = list(blend(cast(Any, Busy()), cast(Any, Pages()), Leads(), job, site.fetched(job).records))
     assert Busy.ran == [3, 2, lead - 5, fresh]
-    assert len(steps) == len(job.plan.spans) + 4
+    assert len(steps) == len(job.plan.spans) + 4 + 2
 
 
 def test_chunks_are_placed_one_a_step(site: Site) -> None:

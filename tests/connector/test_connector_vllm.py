@@ -62,6 +62,18 @@ def test_prompts_made_at_once_are_answered_as_if_each_were_alone(vllm: VLLM, ins
         vllm.do("reset")
 
 
+def test_a_blend_beside_an_answer_goes_layer_by_layer_and_gives_the_same(vllm: VLLM, installation: Installation) -> None:
+    assert vllm.do("broken")["by_layer"]
+    prompt, other = installation.prompt("Which harbour is it, beside an answer?"), installation.prompt("Count to a hundred!")
+    request = installation.request(prompt, installation.plan(prompt, "question:1"), max_tokens=2)
+    [alone] = vllm.run(request)
+    vllm.do("reset")
+    _, beside = vllm.run(installation.request(other, max_tokens=200), {**request, "id": "beside", "at": 5})
+    assert beside.tokens == alone.tokens
+    assert gap(beside, alone) < EXACT
+    assert beside.step - 5 > alone.step, "in more steps than alone"
+
+
 # --- the prefix cache ---------------------------------------------------------------------------------------------------
 
 

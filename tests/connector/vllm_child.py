@@ -91,10 +91,12 @@ class Engine:
         return {"done": self.llm.reset_prefix_cache()}
 
     def broken(self) -> dict[str, Any]:
-        """Whether the worker blends."""
+        """Whether the worker blends, and whether layer by layer."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return {"rank": type(get_kv_transfer_group()._rank).__name__}
+        rank = get_kv_transfer_group()._rank
+        blends = type(rank).__name__ == "Rank"
+        return {"rank": type(rank).__name__, "by_layer": blends and rank._model._model.fed is not None}
 
 
 def shown(output: Any) -> dict[str, Any]:
