@@ -24,7 +24,7 @@ from serving.engine.orders import Orders
 from serving.engine.planner import Planner
 from serving.engine.types import ChunkNotReused, ChunkReused, GenerateRequest, Outcome, Report
 from serving.engine.vllm_client import PROBE_S, SILENCE_S, Served, VLLMClient
-from serving.engine.vllm_labels import Labels
+from serving.engine.vllm_labels import Label, Labels
 from serving.engine.vllm_request import body, full_salt, kv_plan, prompt_ids, refuse, thread_of
 from serving.engine.writer import TokenWriter
 from serving.passages import find_passages
@@ -76,6 +76,7 @@ class VLLMEngine:
     ) -> None:  # fmt: skip
         self.reader = reader
         self._labels = labels
+        self._label = False  # whether plans name any
         self._labelling: asyncio.Task[None] | None = None
         self.model_id = reader.name
         self.full_prefill_reason = reader.full_prefill_reason
@@ -126,9 +127,18 @@ class VLLMEngine:
         order = full_salt(self._secret, request, plan) + "".join(keys)
         if plan.frame and thread and self._orders.comes_again(order, thread):
             return None
-        labels = self._labels.known if self._labels and method.stored_labels else ()
+        labels = self._known_labels() if method.stored_labels else ()
         owners = self._owners(sorted({*keys}))
         return kv_plan(self.reader, request, plan, passages, owners, time.time(), thread, labels)
+
+    def _known_labels(self) -> tuple[Label, ...]:
+        """Those with stored KV. They are made when a plan would first name one: to read them is a long prompt."""
+        if self._labels is None:
+            return ()
+        if not self._label:
+            self._label = True
+            self._loop.call_soon_threadsafe(self._make_labels)
+        return self._labels.known
 
     def submit(self, request: GenerateRequest, prepared: Prepared | None = None) -> VLLMGeneration:
         """See `Engine.submit`."""
@@ -203,8 +213,13 @@ class VLLMEngine:
         self._served = None
         self._served = await self._client.served()
         self._seen = time.monotonic()
-        if self._labels is not None and (self._labelling is None or self._labelling.done()):
-            self._labelling = asyncio.create_task(self._labels.make(self._client, self._served))  # beside the answers
+        if self._label:
+            self._make_labels()
+
+    def _make_labels(self) -> None:
+        """Beside the answers, what is not stored, or not any longer. In the engine's thread."""
+        if self._labels and self._served and (self._labelling is None or self._labelling.done()):
+            self._labelling = self._loop.create_task(self._labels.make(self._client, self._served))
 
     # --- one answer, in the engine's thread ---
 

@@ -166,9 +166,12 @@ def test_plans_name_the_labels_that_stand_right_before_stored_chunks(tiny_models
     }  # fmt: skip
 
 
-def test_an_engine_has_its_labels_made_when_it_first_reaches_vllm(site: Site, tiny_models: Models) -> None:
+def test_an_engine_has_labels_made_when_a_plan_would_first_name_one(site: Site, tiny_models: Models) -> None:
     labels = site.labels()
     with vllm_site(site.vllm, tiny_models.folder("llama"), labels=labels) as made:  # type: ignore[arg-type]
+        for method in ("full", "reuse"):
+            made.engine.prepare(made.request(method=method))
+        assert not made.engine._label, "they are a long prompt, which nobody wants so far"
         made.engine.prepare(made.request())
         end = time.monotonic() + 60
         while not labels.known:
