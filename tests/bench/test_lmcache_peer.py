@@ -141,7 +141,13 @@ def test_its_packages_are_none_of_vllms_so_that_both_vllms_are_the_same() -> Non
     assert not vllms & its
 
 
-@pytest.mark.parametrize("first", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"], ids=["at once", "not by asking"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param("", id="at once"),
+        pytest.param("signal.signal(signal.SIGTERM, signal.SIG_IGN)", id="not by asking", marks=pytest.mark.slow),
+    ],
+)
 def test_the_server_ends_with_the_block_also_when_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     monkeypatch.setattr(peer, "END_SECONDS", 0.5)
     vllm = environment(tmp_path, first)

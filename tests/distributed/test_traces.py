@@ -104,6 +104,7 @@ def headers(site: Site, trace: str) -> dict[str, str]:
     return {"authorization": f"Bearer {site.key}", "traceparent": parent, "x-request-id": f"req-{trace[:4]}"}
 
 
+@pytest.mark.slow
 def test_an_upload_and_a_question_are_a_trace_each_and_hold_no_text(site: Site, receiver: Receiver) -> None:
     corpus = site.call("POST", "/vector_stores", json={"name": MARK})["id"]
     text = "".join(f"# Part {n} {MARK}\n\nThing {n} of {MARK} is kept in room {n}.\n\n" for n in range(5))

@@ -180,6 +180,7 @@ def test_two_processes_that_make_a_basis_at_once_in_a_folder_use_one(tiny_models
 
 
 @pytest.mark.services
+@pytest.mark.slow
 def test_two_processes_that_make_a_basis_at_once_in_s3_use_one(tiny_models: Models, s3_server) -> None:
     keys = {"s3_access_key": s3_server.access_key, "s3_secret_key": s3_server.secret_key}
     store = f"s3://conformance/{uuid.uuid4().hex}"
