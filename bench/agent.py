@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bench.harness import console, reader_folder, write_record
+from bench.harness import console, emptied, reader_folder, write_record
 from bench.ingest import TENANT, Run, upload
 from precompute.frame import Turn
 from retrieval.known import KnownText
@@ -42,10 +41,10 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Replay the first `turns` requests and print the table; the record is also written to `out`."""
     requests, files = read_trace(trace)
-    shutil.rmtree(workdir / "agent", ignore_errors=True)
     settings = Settings(
-        data_dir=workdir / "agent", model=str(reader_folder(model)), device=device, dtype=dtype, canary_share=1.0, threads=1
-    )
+        data_dir=emptied(workdir / "agent"), model=str(reader_folder(model)), device=device, dtype=dtype, canary_share=1.0,
+        threads=1,
+    )  # fmt: skip
     wiring = Wiring(settings, memory_bytes=settings.memory_cache_bytes)
     try:
         job = Run(wiring, upload(wiring, files))

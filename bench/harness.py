@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import string
 import subprocess
 import sys
@@ -27,6 +28,20 @@ from serving.blend.assembly import Segment
 from storage.codecs.transform import Transform
 from storage.errors import UserError
 from storage.kvstore import KVStore
+
+MARK = ".preread-bench"
+
+
+def emptied(folder: Path) -> Path:
+    """The folder of a benchmark, with nothing in it; beside it stands a mark that what is there is a benchmark's. Raises
+    UserError: nothing else is ever deleted, whatever --workdir says."""
+    mark = folder.parent / MARK
+    if folder.exists() and not mark.exists():
+        raise UserError(f"{folder} was not made by a benchmark, which would empty it: remove it, or choose another --workdir")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def reader_folder(model: str | None) -> Path:

@@ -8,7 +8,6 @@ same texts, of which the pipeline should reach nine tenths.
 
 from __future__ import annotations
 
-import shutil
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from sqlalchemy import select
 
-from bench.harness import reader_folder, write_record
+from bench.harness import emptied, reader_folder, write_record
 from bench.overlap import Watch, encoder_seconds
 from ingest.attach import attach
 from ingest.files import store_file
@@ -48,9 +47,8 @@ def run(
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> dict[str, Any]:
     """Run over the folder twice; the figures, which are also written to `out`."""
-    shutil.rmtree(workdir / "ingest", ignore_errors=True)
     settings = Settings(
-        data_dir=workdir / "ingest", model=str(reader_folder(model)), device=device, dtype=dtype
+        data_dir=emptied(workdir / "ingest"), model=str(reader_folder(model)), device=device, dtype=dtype
     )
     wiring = Wiring(settings)
     try:

@@ -11,14 +11,13 @@ import contextlib
 import io
 import os
 import random
-import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.harness import reader_folder, write_record
+from bench.harness import emptied, reader_folder, write_record
 from ingest.attach import attach
 from ingest.files import store_file
 from ingest.job_view import view
@@ -50,9 +49,8 @@ def run(
     *, files: int, file_bytes: int, kind: str, seconds: float, out: Path | None, workdir: Path, model: str | None = None
 ) -> dict[str, Any]:
     """Ingest for so long; the figures, which are also written to `out`. Memory in MiB. `kind`: of `KINDS`."""
-    folder = workdir / "scale"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder = emptied(workdir / "scale")
+    folder.mkdir()
     (folder / "rules.yaml").write_text(RULES)
     chosen = str(reader_folder(model))
     wiring = Wiring(Settings(data_dir=folder, model=chosen, policy_file=str(folder / "rules.yaml"), lease_seconds=600))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from bench.harness import emptied
 from precompute.embedded import embedded_place
 from serving import vllm_process
 from serving.cli_client import TERMINAL, Api
@@ -76,7 +76,7 @@ def started_service(
 ) -> Iterator[Service]:
     """The processes of `names` by the environment's settings, on a folder that is emptied first; `vllm`: an environment with
     vLLM, which is started as their engine. Raises UserError."""
-    shutil.rmtree(folder, ignore_errors=True)
+    emptied(folder)
     given = load_settings(model=model)
     check_model(given)
     chosen = str(embedded_place()) if given.model == "embedded" else given.model

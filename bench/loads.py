@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import shutil
 import statistics
 import uuid
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 
 from rich.table import Table
 
-from bench.harness import console, load_reader, write_record
+from bench.harness import console, emptied, load_reader, write_record
 from bench.narrow import STALLED, Gate, HeldStore, NarrowWire
 from bench.ttft import QUESTION, chunks_for
 from precompute.reader import Reader
@@ -50,8 +49,7 @@ class _Folder:
     name = "folder"
 
     def __init__(self, root: Path) -> None:
-        shutil.rmtree(root, ignore_errors=True)
-        self._root = str(root)
+        self._root = str(emptied(root))
 
     def wide(self) -> ObjectStore:
         return FolderStore(self._root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from bench.harness import console, load_reader, write_record
+from bench.harness import console, emptied, load_reader, write_record
 from precompute.reader import Reader
 from serving.plan import SPEED_AT, object_payload, prefill_flops, prefill_seconds, shape_of
 from storage.errors import UserError
@@ -75,11 +74,11 @@ def _measure(reader: Reader, lengths: list[int]) -> dict[int, float]:
 
 def _stored(reader: Reader, workdir: Path) -> int:
     """Bytes of a stored chunk."""
-    shutil.rmtree(workdir / "plan", ignore_errors=True)
+    folder = emptied(workdir / "plan")
     ids = tuple(range(10, 10 + OBJECT_TOKENS))
     [kv] = reader.compile([ids])
     key = kv_key(reader.profile, ids, "bench", b"bench")
-    return KVStore(FolderStore(workdir / "plan")).put(KVRecord(key, reader.profile, ids, kv.cpu()))
+    return KVStore(FolderStore(folder)).put(KVRecord(key, reader.profile, ids, kv.cpu()))
 
 
 def _print(record: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ whole is given by the wall clock too.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from sqlalchemy import insert
 
-from bench.harness import console, write_record
+from bench.harness import console, emptied, write_record
 from retrieval.ask import Stages
 from retrieval.embedder import SentenceEmbedder
 from retrieval.index import ChunkIndex, open_index
@@ -52,8 +51,7 @@ def run(
     *, chunks: int, questions: int, database: str, out: Path | None, workdir: Path, dtype: str = "bfloat16", seed: int = 0
 ) -> dict[str, Any]:
     """`database`: a catalogue's URL; empty: SQLite in the workdir. The corpus is made anew."""
-    folder = workdir / "search"
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = emptied(workdir / "search")
     url = database or f"sqlite:///{folder / 'catalogue.db'}"
     migrate(url)
     catalogue = open_catalogue(url)

@@ -8,7 +8,6 @@ comes from disk or S3 is fetched anew each time, and no object is kept in the pr
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import time
 from collections import defaultdict
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from bench.harness import console, drive, grounded, load_reader, store_by, write_record
+from bench.harness import console, drive, emptied, grounded, load_reader, store_by, write_record
 from precompute.frame import Turn
 from precompute.reader import Reader
 from precompute.spec import ReaderSpec, filler_passages
@@ -102,7 +101,7 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Run the benchmark and print its table; the record is also written to `out`."""
     reader = load_reader(model, device=device, dtype=dtype)
-    shutil.rmtree(workdir / "ttft", ignore_errors=True)
+    emptied(workdir / "ttft")
     stores, note = _stores(workdir)
     rows: list[dict[str, Any]] = []
     for length in tokens:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from types import MappingProxyType
 
 import torch
 
-from bench.harness import reader_folder
+from bench.harness import emptied, reader_folder
 from bench.live_service import cpu_seconds
 from bench.ttft import QUESTION, chunks_for
 from serving.engine.types import GenerateRequest, Message, Outcome
@@ -87,8 +86,7 @@ def vllm_site(
 ) -> Iterator[VLLMSite]:  # fmt: skip
     """vLLM from the environment `vllm`, and chunks for prompts of `lengths` in its store. `arguments` and `variables`: further
     ones of its process; the last of an argument counts. Raises UserError."""
-    folder = (workdir / "vllm").resolve()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = emptied((workdir / "vllm").resolve())
     chosen = str(reader_folder(model).resolve())
     given = load_settings(model=chosen, device=device, dtype=dtype, engine="vllm")
     settings = replace(given, data_dir=folder, vllm_url=f"http://127.0.0.1:{free_port()}", max_requests=AT_ONCE)

@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from bench import ingest_scale
 from bench.blend import bootstrap
 from bench.cli import app
-from bench.harness import exact, f1, trim
+from bench.harness import emptied, exact, f1, trim
 from bench.peers import Absent
 from bench.questions import own_examples
 from bench.trace import replay
 from precompute.reader import Reader
+from storage.errors import UserError
 from storage.folder import FolderStore
 
 METHODS = "full,none,reuse,epic:4,cacheblend:0.15,question:1.0,default,default@document"
@@ -174,3 +175,28 @@ def test_ingest_scale_ingests_all_files_and_reads_memory_along_the_way(tmp_path:
     assert (record["ingested_files"], record["errors"], record["first_error"]) == (5, 0, None)
     assert record["chunks"] >= 5
     assert record["memory_at_end"]["anonymous"] > 10
+
+
+@pytest.mark.parametrize(("arguments", "folder"), [
+    (["ingest", "samples"], "ingest"), (["plan", "--tokens", "64"], "plan"), (["ttft"], "ttft"), (["loads"], "loads"),
+    (["search"], "search"), (["agent"], "agent"), (["ingest-scale"], "scale"), (["serve", "--tiny", "--requests", "1"], "serve"),
+])  # fmt: skip
+def test_what_no_benchmark_has_made_is_never_deleted(
+    tmp_path: Path, tiny_models: Models, arguments: list[str], folder: str
+) -> None:
+    """`--workdir .` in a checkout would else end its folder ingest/."""
+    precious = tmp_path / folder / "precious.txt"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    model = [] if arguments[0] in ("search", "serve") else ["--model", str(tiny_models.folder("llama"))]
+    with pytest.raises(UserError, match="choose another --workdir"):
+        CliRunner().invoke(app, [*arguments, "--workdir", str(tmp_path), *model], catch_exceptions=False)
+    assert precious.read_text() == "years of work"
+
+
+def test_a_benchmark_empties_what_it_has_made_itself(tmp_path: Path) -> None:
+    old = emptied(tmp_path / "work" / "ingest") / "catalogue.db"
+    old.parent.mkdir()
+    old.touch()
+    assert not emptied(old.parent).exists()
+    assert not old.exists()
