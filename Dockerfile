@@ -2,6 +2,8 @@
 FROM python:3.11-slim
 
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Memory that one thread has freed is another's: see serving/supervisor.py.
+ENV MALLOC_ARENA_MAX=2
 # Extra options for pip, such as an index with another build of torch.
 ARG PIP_OPTIONS=""
 

@@ -34,6 +34,8 @@ READY_SECONDS = 180.0  # the models are loaded, on a busy machine slowly
 VLLM_READY_SECONDS = 600.0
 STEADY_SECONDS = 30.0  # a child that lived this long starts again without a long pause
 LONGEST_PAUSE = 30.0
+# Else glibc gives threads arenas of their own, and what one has freed no other gets: a busy API grew by 5 % in 1,500 requests.
+ARENAS = {"MALLOC_ARENA_MAX": "2"}
 Say = Callable[[str], None]
 
 
@@ -214,7 +216,7 @@ def environment(settings: Settings) -> dict[str, str]:
     values = {f.name: getattr(settings, f.name) for f in fields(Settings)}
     changed = {f.name: values[f.name] for f in fields(Settings) if values[f.name] != f.default}
     kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}  # what a file has said is in the settings
-    return kept | {PREFIX + name.upper(): str(value) for name, value in changed.items()}
+    return ARENAS | kept | {PREFIX + name.upper(): str(value) for name, value in changed.items()}
 
 
 def _end(children: list[Child]) -> None:

@@ -140,6 +140,16 @@ def test_children_get_the_settings_as_they_are_here(tmp_path: Path, monkeypatch:
     assert load_settings(environment(settings)) == settings
 
 
+@pytest.mark.parametrize(("set_here", "told"), [(None, "2"), ("8", "8")])
+def test_children_share_what_memory_their_threads_have_freed_unless_it_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_here: str | None, told: str
+) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if set_here:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", set_here)
+    assert environment(Settings(data_dir=tmp_path))["MALLOC_ARENA_MAX"] == told
+
+
 def test_a_signal_ends_the_watch(tmp_path: Path) -> None:
     supervisor = Supervisor(Settings(data_dir=tmp_path), print)
     previous = signal.signal(signal.SIGTERM, supervisor.on_signal)
