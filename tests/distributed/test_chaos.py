@@ -225,6 +225,7 @@ def test_connections_reset_and_messages_delivered_again_do_each_file_once(small_
     try:
         where = urlsplit(broker.url)
         site.backends.environ["PREREAD_BROKER_URL"] = f"redis://:{where.password}@127.0.0.1:{wire.url.rsplit(':', 1)[1]}/0"
+        site.backends.environ["PREREAD_LEASE_SECONDS"] = "600"  # nobody dies here: a lease runs out on a starved machine only
         site.start("serve")
         site.start("beat")
         site.backends.environ["DELIVERIES"] = str(site.folder / "deliveries")
