@@ -106,8 +106,11 @@ class SentenceEmbedder:
     @cached_property
     def _model(self) -> Any:
         """Callers hold the lock."""
+        import torch
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging as transformers_logging
+
+        from retrieval.packed_linear import pack
 
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         model = SentenceTransformer(
@@ -116,7 +119,11 @@ class SentenceEmbedder:
             local_files_only=True,
             model_kwargs={"use_safetensors": True, "dtype": self._dtype},
         )
-        return model.eval()
+        model.eval()
+        # What is computed is a question, and a batch: oneDNN's kernels go by the shape.
+        probes = [_features(model.tokenizer, batch) for batch in ([[1] * 9], [[1] * 60] * 4)]
+        pack(model, lambda: torch.cat([model(dict(probe))["sentence_embedding"] for probe in probes]))
+        return model
 
     def _rows(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
         """Unit vectors of one batch; None for a text that fails even alone."""
@@ -139,18 +146,7 @@ class SentenceEmbedder:
         return [row / norm if good else None for row, norm, good in zip(vectors, norms, usable, strict=True)]
 
     def _features(self, batch: list[list[int]]) -> dict[str, torch.Tensor]:
-        import torch
-
-        tokenizer = self._model.tokenizer
-        width = -(-max(map(len, batch)) // WIDTHS) * WIDTHS
-        ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
-        mask = torch.zeros_like(ids)
-        for row, one in enumerate(batch):
-            ids[row, : len(one)] = torch.tensor(one)
-            mask[row, : len(one)] = 1
-        features = {"input_ids": ids, "attention_mask": mask}
-        if "token_type_ids" in tokenizer.model_input_names:
-            features["token_type_ids"] = torch.zeros_like(ids)
+        features = _features(self._model.tokenizer, batch)
         return {name: tensor.to(self._device) for name, tensor in features.items()}
 
     def _without_gaps(self, rows: list[np.ndarray | None]) -> list[list[float]]:
@@ -160,6 +156,21 @@ class SentenceEmbedder:
             blank = self._unit_vectors(self._pieces.ids([""]))[0]
             rows = [blank if row is None else row for row in rows]
         return [row.tolist() for row in rows if row is not None]
+
+
+def _features(tokenizer: Any, batch: list[list[int]]) -> dict[str, torch.Tensor]:
+    import torch
+
+    width = -(-max(map(len, batch)) // WIDTHS) * WIDTHS
+    ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
+    mask = torch.zeros_like(ids)
+    for row, one in enumerate(batch):
+        ids[row, : len(one)] = torch.tensor(one)
+        mask[row, : len(one)] = 1
+    features = {"input_ids": ids, "attention_mask": mask}
+    if "token_type_ids" in tokenizer.model_input_names:
+        features["token_type_ids"] = torch.zeros_like(ids)
+    return features
 
 
 def find_model(model: str) -> Path:
