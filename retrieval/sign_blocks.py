@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from retrieval.index import run
+from retrieval.sql import run
 
 TABLE = """CREATE TABLE index_signs_{g} (corpus_id TEXT, block INTEGER, chunks INTEGER, stamp INTEGER, ids BLOB, signs BLOB,
     PRIMARY KEY (corpus_id, block))"""

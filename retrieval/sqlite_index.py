@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from retrieval import impacts, sign_blocks, signs, words
 from retrieval.held_lists import HeldLists
 from retrieval.held_vectors import HeldVectors
-from retrieval.index import MOST_HITS, Generations, Hit, Row, lacking, run
+from retrieval.index import MOST_HITS, Generations, Hit, Row, lacking
 from retrieval.rules import Rules, ids_of
 from retrieval.sign_blocks import AMONG, HeldSigns, SignBlocks, Signs
+from retrieval.sql import run
 from storage.catalogue.engine import Catalogue
 from storage.types import TextEmbedder
 
@@ -130,11 +131,12 @@ class SQLiteIndex:
         wanted = max(ENOUGH * k, signs.EXACT if len(held.ids) <= signs.EXACT else signs.CANDIDATES)
         compared = wanted if rules is None else BESIDES * wanted
         ranked = signs.nearest(held.codes, asked, wanted)
-        if len(ranked) <= compared or _share(session, held.ids[ranked], rules) >= MANY:
+        share = 1.0 if len(ranked) <= compared else _share(session, held.ids[ranked], rules)
+        if share >= MANY:
             near, scores = self._nearest(session, held, ranked[:compared], asked)
             # Which of them pass is asked only now, from the best on: to ask costs more than to compare.
             most = len(near) if len(near) == len(held.ids) else len(near) // BESIDES
-            found = _first_permitted(session, near, k, rules, most)
+            found = _first_permitted(session, near, k, rules, most, share)
             if found is not None:
                 kept = np.isin(near, found)
                 return list(zip(near[kept].tolist(), scores[kept].tolist(), strict=True))
@@ -274,15 +276,16 @@ def _permitted(session: Session, ranked: NDArray[np.int64], wanted: int, rules: 
 
 
 def _first_permitted(
-    session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None, most: int
+    session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None, most: int, share: float = 1.0
 ) -> NDArray[np.int64] | None:
-    """The same, chunk by chunk, looking at so many at most. None if so many do not pass that all that do are quicker to list."""
+    """The same, chunk by chunk, looking at so many at most, of which that share is expected to pass. None if so many do not
+    pass that all that do are quicker to list."""
     if rules is None:
         return ranked[:wanted]
     looked, found = 0, ranked[:0]
     while len(found) < wanted and looked < most:
         # As many more as the share that has passed so far makes likely to do.
-        step = wanted if not looked else int(1.2 * (wanted - len(found)) * looked / max(1, len(found)))
+        step = int(1.2 * (wanted - len(found)) / (max(1, len(found)) / looked if looked else share))
         if step > HOPELESS * (most - looked):
             break
         some = ranked[looked : min(looked + max(step, 64), most)]
