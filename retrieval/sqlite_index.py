@@ -150,7 +150,7 @@ class SQLiteIndex:
     def cosines(self, session: Session, chunk_ids: Sequence[int], vector: Sequence[float]) -> dict[int, float]:
         read = self._read(session, chunk_ids)
         asked = np.asarray(vector, dtype="<f4")
-        scores = signs.vectors(list(read.values()), len(asked)) @ asked
+        scores = signs.cosines(signs.vectors(list(read.values()), len(asked)), asked)
         return dict(zip(read, scores.tolist(), strict=True))
 
     def _nearest(
@@ -166,7 +166,7 @@ class SQLiteIndex:
             self._vectors.put(keys[new], vectors[new])
             known[new] = True
             ids, vectors = ids[known], vectors[known]
-        scores = vectors @ vector
+        scores = signs.cosines(vectors, vector)
         order = np.lexsort((ids, -scores))
         return ids[order], scores[order]
 
