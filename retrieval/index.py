@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from sqlalchemy import select, text, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from retrieval import words
@@ -27,6 +27,11 @@ from storage.types import TextEmbedder
 Row = tuple[int, Sequence[float], str]  # chunk id, unit vector, text
 Hit = tuple[int, float]  # chunk id, score: more is better
 MOST_HITS = 4096  # per search
+OWNED = (  # made once: making and compiling it costs more than what it asks for
+    select(Corpus.id, Corpus.index_generation)
+    .where(Corpus.id.in_(bindparam("ids", expanding=True)), Corpus.tenant_id == bindparam("tenant"))
+    .order_by(Corpus.id)
+)
 LAYOUT = "tables-2"  # of what the generation's tables hold: change it with them
 
 
@@ -161,8 +166,7 @@ class Generations:
 
 def owned_corpora(session: Session, generations: Generations, tenant_id: str, corpus_ids: Sequence[str]) -> list[str]:
     """Those of the corpora that are the tenant's and have an index. UserError if one is in another generation."""
-    owned = select(Corpus.id, Corpus.index_generation).where(Corpus.id.in_(corpus_ids), Corpus.tenant_id == tenant_id)
-    rows = session.execute(owned.order_by(Corpus.id)).all()
+    rows = session.connection().execute(OWNED, {"ids": list(corpus_ids), "tenant": tenant_id}).all()
     for corpus_id, generation in rows:
         if generation not in (None, generations.name):
             raise generations.refusal(session, corpus_id, generation)
@@ -177,8 +181,3 @@ def lacking(table: str, corpus_id: str, document_id: str | None) -> tuple[str, d
     kept = "SELECT -k.id FROM version_chunk k JOIN document_version v ON v.id = k.version_id WHERE v.corpus_id = :of"
     sql = f"SELECT id FROM chunk WHERE corpus_id = :of AND {absent.format('chunk.id')}"
     return f"{sql} UNION ALL {kept} AND {absent.format('-k.id')} ORDER BY 1", {"of": corpus_id}
-
-
-def run(session: Session, sql: str, values: Any = None) -> Any:
-    """Execute plain SQL."""
-    return session.execute(text(sql), values if values is not None else {})

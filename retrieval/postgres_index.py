@@ -13,8 +13,9 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from retrieval import impacts, words
-from retrieval.index import MOST_HITS, Generations, Hit, Row, lacking, run
+from retrieval.index import MOST_HITS, Generations, Hit, Row, lacking
 from retrieval.rules import Rules
+from retrieval.sql import run
 from storage.catalogue.engine import Catalogue
 from storage.types import TextEmbedder
 

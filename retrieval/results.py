@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, select
+from sqlalchemy import Row, Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from retrieval.ask import Ask
@@ -39,14 +40,22 @@ def confirmed(session: Session, ask: Ask, found: list[RetrievedChunk]) -> list[R
     ]
 
 
-def visible(session: Session, ask: Ask, chunk_ids: Sequence[int], columns: Sequence[Any]) -> Iterator[Row[Any]]:
+@lru_cache
+def _of_ids(columns: tuple[Any, ...]) -> Select[Any]:
+    """Made once: making and compiling it costs more than what it asks for."""
+    query = select(*columns).join(Document, Document.id == ChunkRow.document_id)
+    return query.where(ChunkRow.id.in_(bindparam("ids", expanding=True)))
+
+
+def visible(session: Session, ask: Ask, chunk_ids: Sequence[int], columns: tuple[Any, ...]) -> Iterator[Row[Any]]:
     """Of these chunks the ones that exist and are the asker's to see, by their rows and not by the index."""
-    query = select(*columns).join(Document, Document.id == ChunkRow.document_id).where(ChunkRow.id.in_(chunk_ids))
+    query = _of_ids(columns)
     kept: Sequence[Row[Any]] = ()
     if ask.as_of is not None:
         query = query.where(current_then(ask.as_of))
         kept = kept_rows(session, chunk_ids, ask.as_of)
-    return (row for row in (*session.execute(query), *kept) if ask.rules.permits(row))
+    rows = session.connection().execute(query, {"ids": chunk_ids})
+    return (row for row in (*rows, *kept) if ask.rules.permits(row))
 
 
 def rows_in_order(session: Session, ask: Ask, hits: list[Hit]) -> Iterator[tuple[Row[Any], float]]:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Row, text
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from retrieval import filters as attribute_filters
+from retrieval.sql import run
 from storage.catalogue.schema import Document
 
 COMPARISONS = {"eq": "=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
@@ -49,7 +50,7 @@ class Rules:
         if self.filters is not None:
             return True
         closed = "SELECT 1 FROM document WHERE corpus_id = :corpus AND access IS NOT NULL LIMIT 1"
-        return any(session.scalar(text(closed), {"corpus": corpus}) for corpus in self.corpora)
+        return any(run(session, closed, {"corpus": corpus}).scalar() for corpus in self.corpora)
 
     def clause(self, dialect: str) -> tuple[str, dict[str, Any]]:
         """A condition on the row `d` of `document`, with its values."""
@@ -79,7 +80,7 @@ class Rules:
 
     def _listed(self, session: Session, tables: str, **values: Any) -> NDArray[np.int64]:
         condition, named = self.clause("sqlite")
-        return ids_of(session.scalar(text(f"SELECT {IDS} FROM {tables} WHERE {condition}"), named | values))
+        return ids_of(run(session, f"SELECT {IDS} FROM {tables} WHERE {condition}", named | values).scalar())
 
     def passing(self, session: Session) -> tuple[str, dict[str, Any]]:
         """A query of all chunks that pass, with its values. For PostgreSQL."""

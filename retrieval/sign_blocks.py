@@ -6,6 +6,7 @@ has if and only if the stamps agree, whoever wrote it, and a search reads from t
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from retrieval.index import run
+from retrieval.sql import run
 
 TABLE = """CREATE TABLE index_signs_{g} (corpus_id TEXT, block INTEGER, chunks INTEGER, stamp INTEGER, ids BLOB, signs BLOB,
     PRIMARY KEY (corpus_id, block))"""
@@ -25,15 +26,17 @@ BLOCK = 1024  # vectors
 MOST_BYTES = 256 << 20  # of signs and ids in memory: four million chunks of 384 components
 AMONG = "IN (SELECT value FROM json_each(:ids))"
 
-Block = tuple[NDArray[np.int64], NDArray[np.uint64]]
+Block = tuple[NDArray[np.int64], NDArray[np.uint64], int]  # its ids, its codes, its number in this process
 
 
 @dataclass(frozen=True)
 class Signs:
     """Of all chunks of some corpora: ids [n] and codes [words, n], a row for each word, so that comparing runs through
-    memory in order. `stamps` are the blocks' and `ends` where they end."""
+    memory in order. `stamps` and `numbers` are the blocks' and `ends` where they end. `number` is this object's own."""
 
+    number: int
     stamps: tuple[int, ...]
+    numbers: tuple[int, ...]
     ends: tuple[int, ...]
     ids: NDArray[np.int64]
     codes: NDArray[np.uint64]
@@ -50,13 +53,25 @@ class Signs:
         found: NDArray[np.bool_] = self._sorted[place] == ids
         return found
 
+    @cached_property
+    def _keys(self) -> NDArray[np.int64]:
+        """Of each block: what is added to a place in `ids` to make its key."""
+        begins = np.array((0, *self.ends[:-1]), dtype=np.int64)
+        return BLOCK * np.array(self.numbers, dtype=np.int64) - begins
+
+    def keys(self, places: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Of what lies at these places in `ids`: a number that stands for this chunk with this vector, and is no other's in
+        this process."""
+        keys: NDArray[np.int64] = self._keys[np.searchsorted(self.ends, places, side="right")] + places
+        return keys
+
     @property
     def bytes(self) -> int:
         return 2 * self.ids.nbytes + self.codes.nbytes
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
-        for stamp, begin, end in zip(self.stamps, (0, *self.ends), self.ends, strict=False):
-            yield stamp, (self.ids[begin:end], self.codes[:, begin:end])
+        for stamp, number, begin, end in zip(self.stamps, self.numbers, (0, *self.ends), self.ends, strict=False):
+            yield stamp, (self.ids[begin:end], self.codes[:, begin:end], number)
 
 
 class HeldSigns:
@@ -65,6 +80,7 @@ class HeldSigns:
     def __init__(self, generation: str) -> None:
         self._table = f"index_signs_{generation}"
         self._lock = threading.Lock()
+        self._numbers = itertools.count()
         self._held: OrderedDict[tuple[str, ...], Signs] = OrderedDict()
 
     def read(self, session: Session, corpus_ids: Sequence[str]) -> Signs:
@@ -84,8 +100,8 @@ class HeldSigns:
         rows = run(session, f"SELECT stamp, ids, signs FROM {self._table} {within} AND stamp {AMONG}", corpora | missing)
         for stamp, ids, codes in rows:
             held_ids, held_codes = _block(ids, codes)
-            known[stamp] = (held_ids, held_codes.T)
-        found = _joined([(stamp, known[stamp]) for stamp in stamps])
+            known[stamp] = (held_ids, held_codes.T, next(self._numbers))
+        found = _joined(next(self._numbers), [(stamp, known[stamp]) for stamp in stamps])
         self._keep(key, found)
         return found
 
@@ -97,18 +113,20 @@ class HeldSigns:
                 self._held.popitem(last=False)
 
 
-def _joined(blocks: Sequence[tuple[int, Block]]) -> Signs:
+def _joined(number: int, blocks: Sequence[tuple[int, Block]]) -> Signs:
     if not blocks:
-        return Signs((), (), np.empty(0, dtype=np.int64), np.empty((1, 0), dtype=np.uint64))
+        return Signs(number, (), (), (), np.empty(0, dtype=np.int64), np.empty((1, 0), dtype=np.uint64))
     return Signs(
+        number,
         tuple(stamp for stamp, _ in blocks),
-        tuple(np.cumsum([len(ids) for _, (ids, _) in blocks]).tolist()),
-        np.concatenate([ids for _, (ids, _) in blocks]),
-        np.ascontiguousarray(np.concatenate([codes for _, (_, codes) in blocks], axis=1)),
+        tuple(number for _, (_, _, number) in blocks),
+        tuple(np.cumsum([len(ids) for _, (ids, _, _) in blocks]).tolist()),
+        np.concatenate([ids for _, (ids, _, _) in blocks]),
+        np.ascontiguousarray(np.concatenate([codes for _, (_, codes, _) in blocks], axis=1)),
     )
 
 
-def _block(ids: bytes, codes: bytes) -> Block:
+def _block(ids: bytes, codes: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """As stored: codes [n, words]."""
     numbers = np.frombuffer(ids, dtype="<i8")
     return numbers, np.frombuffer(codes, dtype="<u8").reshape(len(numbers), -1)

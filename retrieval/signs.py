@@ -52,6 +52,13 @@ def _least(values: NDArray[np.uint16], most: int) -> NDArray[np.intp]:
     return np.sort(np.concatenate([below, equal[: most - len(below)]]))
 
 
-def cosines(rows: Sequence[bytes], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of unit vectors as stored, with a unit vector."""
-    return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), len(vector)) @ vector
+def vectors(rows: Sequence[bytes], dimensions: int) -> NDArray[np.float32]:
+    """[n, dimensions] of vectors as stored."""
+    return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), dimensions)
+
+
+def cosines(rows: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of unit vectors [n, d] with a unit vector, by this thread alone: threads that a product wakes are busy waiting for the next
+    one, while others would search."""
+    found: NDArray[np.float32] = np.vecdot(rows, vector)
+    return found

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from retrieval import impacts, sign_blocks, signs, words
-from retrieval.index import MOST_HITS, Generations, Hit, Row, lacking, run
+from retrieval.held_lists import HeldLists
+from retrieval.held_vectors import HeldVectors
+from retrieval.index import MOST_HITS, Generations, Hit, Row, lacking
 from retrieval.rules import Rules, ids_of
 from retrieval.sign_blocks import AMONG, HeldSigns, SignBlocks, Signs
+from retrieval.sql import run
 from storage.catalogue.engine import Catalogue
 from storage.types import TextEmbedder
 
@@ -36,6 +39,8 @@ class SQLiteIndex:
         self._catalogue = catalogue
         self.generations = Generations(embedder)
         self._signs = HeldSigns(self.generations.name)
+        self._vectors = HeldVectors()
+        self._lists = HeldLists()
 
     def ensure(self) -> None:
         with self._catalogue.read() as session:
@@ -125,36 +130,49 @@ class SQLiteIndex:
         k = min(k, MOST_HITS)
         wanted = max(ENOUGH * k, signs.EXACT if len(held.ids) <= signs.EXACT else signs.CANDIDATES)
         compared = wanted if rules is None else BESIDES * wanted
-        ranked = held.ids[signs.nearest(held.codes, asked, wanted)]
-        if len(ranked) <= compared or _share(session, ranked, rules) >= MANY:
-            near, scores = self._nearest(session, ranked[:compared], asked)
+        ranked = signs.nearest(held.codes, asked, wanted)
+        share = 1.0 if len(ranked) <= compared else _share(session, held.ids[ranked], rules)
+        if share >= MANY:
+            near, scores = self._nearest(session, held, ranked[:compared], asked)
             # Which of them pass is asked only now, from the best on: to ask costs more than to compare.
             most = len(near) if len(near) == len(held.ids) else len(near) // BESIDES
-            found = _first_permitted(session, near, k, rules, most)
+            found = _first_permitted(session, near, k, rules, most, share)
             if found is not None:
                 kept = np.isin(near, found)
                 return list(zip(near[kept].tolist(), scores[kept].tolist(), strict=True))
         assert rules is not None
         passing = np.flatnonzero(np.isin(held.ids, rules.all(session)))
         wanted = max(wanted, signs.EXACT)
-        ranked = held.ids[passing[signs.nearest(held.codes[:, passing], asked, wanted)][:wanted]]
-        near, scores = self._nearest(session, ranked, asked)
+        ranked = passing[signs.nearest(held.codes[:, passing], asked, wanted)][:wanted]
+        near, scores = self._nearest(session, held, ranked, asked)
         return list(zip(near[:k].tolist(), scores[:k].tolist(), strict=True))
 
     def cosines(self, session: Session, chunk_ids: Sequence[int], vector: Sequence[float]) -> dict[int, float]:
-        near, scores = self._nearest(session, np.asarray(chunk_ids, dtype=np.int64), np.asarray(vector, dtype="<f4"))
-        return dict(zip(near.tolist(), scores.tolist(), strict=True))
+        read = self._read(session, chunk_ids)
+        asked = np.asarray(vector, dtype="<f4")
+        scores = signs.cosines(signs.vectors(list(read.values()), len(asked)), asked)
+        return dict(zip(read, scores.tolist(), strict=True))
 
     def _nearest(
-        self, session: Session, ids: NDArray[np.int64], vector: NDArray[np.float32]
+        self, session: Session, held: Signs, places: NDArray[np.intp], vector: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Those of the chunks that there are and their cosines, best first, of equals the one with the lower id."""
+        """The chunks at these places and their cosines, best first, of equals the one with the lower id."""
+        ids, keys = held.ids[places], held.keys(places)
+        vectors, known = self._vectors.get(keys, len(vector))
+        if not known.all():
+            read = self._read(session, ids[~known].tolist())
+            new = np.flatnonzero(~known & np.isin(ids, list(read)))
+            vectors[new] = signs.vectors([read[id_] for id_ in ids[new].tolist()], len(vector))
+            self._vectors.put(keys[new], vectors[new])
+            known[new] = True
+            ids, vectors = ids[known], vectors[known]
+        scores = signs.cosines(vectors, vector)
+        order = np.lexsort((ids, -scores))
+        return ids[order], scores[order]
+
+    def _read(self, session: Session, chunk_ids: Sequence[int]) -> dict[int, bytes]:
         sql = f"SELECT chunk_id, embedding FROM index_vector_{self.generations.name} WHERE chunk_id {AMONG}"
-        rows = run(session, sql, {"ids": json.dumps(ids.tolist())}).all()
-        held = np.asarray([row[0] for row in rows], dtype=np.int64)
-        scores = signs.cosines([row[1] for row in rows], vector)
-        order = np.lexsort((held, -scores))
-        return held[order], scores[order]
+        return {row[0]: row[1] for row in run(session, sql, {"ids": json.dumps(list(chunk_ids))})}
 
     def lexical(
         self, session: Session, corpus_ids: Sequence[str], query: str, k: int, rules: Rules | None = None
@@ -163,13 +181,13 @@ class SQLiteIndex:
         if not wanted or not corpus_ids:
             return []
         held = self._signs.read(session, corpus_ids)
-        finder = _Finder(session, self.generations.name, corpus_ids, held)
+        finder = _Finder(session, self.generations.name, corpus_ids, held, self._lists)
         ids, scores = impacts.rank(wanted, len(held.ids), finder)
         k = min(k, MOST_HITS)
         chosen = _permitted(session, ids, k, rules)
         if rules is not None and len(chosen) < k and finder.cut:
             # What was cut short may have held more that pass: read the lists again, without those that do not.
-            finder = _Finder(session, self.generations.name, corpus_ids, held, rules.all(session).tolist())
+            finder = _Finder(session, self.generations.name, corpus_ids, held, self._lists, rules.all(session).tolist())
             ids, scores = impacts.rank(wanted, len(held.ids), finder)
             chosen = ids[:k]
         kept = np.isin(ids, chosen)
@@ -180,9 +198,15 @@ class _Finder:
     """Lists of chunks for `impacts.rank`, of these corpora, and of these chunks only if `among` is given."""
 
     def __init__(
-        self, session: Session, generation: str, corpus_ids: Sequence[str], held: Signs, among: Sequence[int] | None = None
+        self,
+        session: Session,
+        generation: str,
+        corpus_ids: Sequence[str],
+        held: Signs,
+        lists: HeldLists,
+        among: Sequence[int] | None = None,
     ) -> None:
-        self._session, self._held = session, held
+        self._session, self._held, self._lists = session, held, lists
         self._corpora = " OR ".join(f'"{_corpus_word(corpus_id)}"' for corpus_id in corpus_ids)
         self._values = {} if among is None else {"ids": json.dumps(list(among))}
         self.cut = False  # whether a list was longer than what is read
@@ -198,9 +222,18 @@ class _Finder:
 
     def __call__(self, asked: Sequence[tuple[Sequence[str], bool]]) -> list[impacts.Ids]:
         contents = [" AND ".join(f'"{term}"{"*" if prefix else ""}' for term in terms) for terms, prefix in asked]
-        found = self._ours(contents) if not self._values else self._read(contents, ours=True)
+        found = self._held_or_read(contents) if not self._values else self._read(contents, ours=True)
         self.cut = self.cut or any(len(ids) > impacts.MOST_POSTINGS for ids in found)
         return found
+
+    def _held_or_read(self, contents: Sequence[str]) -> list[impacts.Ids]:
+        """Words change with their chunk's block: while the chunks are those of `held`, so are the lists."""
+        found = self._lists.get(self._held.number, contents)
+        if missing := [content for content in contents if content not in found]:
+            read = dict(zip(missing, self._ours(missing), strict=True))
+            self._lists.put(self._held.number, read)
+            found |= read
+        return [found[content] for content in contents]
 
     def _ours(self, contents: Sequence[str]) -> list[impacts.Ids]:
         """A list of all corpora's chunks is read in a third of the time of ours alone. Only where others' may have taken the
@@ -243,15 +276,16 @@ def _permitted(session: Session, ranked: NDArray[np.int64], wanted: int, rules: 
 
 
 def _first_permitted(
-    session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None, most: int
+    session: Session, ranked: NDArray[np.int64], wanted: int, rules: Rules | None, most: int, share: float = 1.0
 ) -> NDArray[np.int64] | None:
-    """The same, chunk by chunk, looking at so many at most. None if so many do not pass that all that do are quicker to list."""
+    """The same, chunk by chunk, looking at so many at most, of which that share is expected to pass. None if so many do not
+    pass that all that do are quicker to list."""
     if rules is None:
         return ranked[:wanted]
     looked, found = 0, ranked[:0]
     while len(found) < wanted and looked < most:
         # As many more as the share that has passed so far makes likely to do.
-        step = wanted if not looked else int(1.2 * (wanted - len(found)) * looked / max(1, len(found)))
+        step = int(1.2 * (wanted - len(found)) / (max(1, len(found)) / looked if looked else share))
         if step > HOPELESS * (most - looked):
             break
         some = ranked[looked : min(looked + max(step, 64), most)]

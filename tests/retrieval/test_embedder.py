@@ -154,3 +154,22 @@ def test_a_folder_that_is_no_model_is_refused_with_what_is_wanted(tmp_path: Path
     for folder in (tmp_path, tmp_path / "absent", Path("sentence-transformers/all-MiniLM-L6-v2")):
         with pytest.raises(UserError, match="safetensors"):
             SentenceEmbedder(str(folder))
+
+
+def test_a_question_takes_one_thread_and_changes_nobody_elses(
+    embedder: SentenceEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    embedder.embed(["a"])
+    features, seen = embedder._features, []
+    monkeypatch.setattr(embedder, "_features", lambda batch: (seen.append(torch.get_num_threads()), features(batch))[1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        embedder.embed(["How long is parental leave?"])
+        embedder.embed(["word " * 200])
+        assert seen == [1, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
