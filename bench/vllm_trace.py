@@ -136,7 +136,9 @@ async def _answer(site: VLLMSite, request: GenerateRequest, due: float) -> Asked
             asked.finished = True
     except (PrereadError, TimeoutError) as error:
         asked.error = type(error).__name__
-        generation.cancel()  # else vLLM would go on with it, at the cost of those that come later
+    finally:
+        if not asked.finished:
+            generation.cancel()  # else vLLM would go on with it, at the cost of those that come later
     return asked
 
 
@@ -177,7 +179,9 @@ async def _beside(site: VLLMSite, method: str, seed: int) -> dict[str, Any]:
         beside.append(asyncio.create_task(_answer(site, prompt(len(beside)), time.perf_counter())))
         await asyncio.sleep(EVERY_S)
     asked = await asyncio.gather(*running)
-    await asyncio.gather(*beside)
+    for task in beside:  # nobody writes beside those any more
+        task.cancel()
+    await asyncio.gather(*beside, return_exceptions=True)
     return {
         "beside": method, "prompts": len(beside), "every_s": EVERY_S,
         "inter_token_s": spread([gap for one in asked for gap in one.gaps]),
