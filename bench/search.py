@@ -156,7 +156,8 @@ def _measured(
     questions: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    near, judge = _Nearby(embedder, made), open_index(catalogue, embedder)  # which leaves nothing in the memory of the searched one
+    near = _Nearby(embedder, made)
+    judge = open_index(catalogue, embedder)  # leaves nothing in the memory of the one that is searched
     retriever = Retriever(catalogue, index, near)
     stages: list[dict[str, float]] = []
     totals: list[float] = []
