@@ -263,8 +263,8 @@ class _Layer:
 
 
 class PagedModel:
-    """`Model` over vLLM's own: any set of rows is computed as pseudo-requests, one for each run of positions, that share the
-    prompt's blocks. So its attention kernel, its weights, quantised or not, and its tensor parallelism are used as they are."""
+    """`SlicedModel` over vLLM's own: any set of rows is computed as pseudo-requests, one for each run of positions, that share
+    the prompt's blocks. So its attention kernel, weights, quantised or not, and tensor parallelism are used as they are."""
 
     def __init__(self, model: torch.nn.Module, config: Any, kv_cache_config: Any, names: list[str]) -> None:
         self._model: Any = model.model  # without the head: no logits are wanted
@@ -281,6 +281,11 @@ class PagedModel:
         self._block = int(spec.block_size)
         self.decoder = list(getattr(self._model, "layers", ()))
         self.fed: Fed | None = None
+
+    @property
+    def sliced(self) -> bool:
+        """See `SlicedModel`."""
+        return self.fed is not None
 
     @torch.inference_mode()
     def learn_layers(self, device: torch.device) -> None:

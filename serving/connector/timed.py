@@ -13,6 +13,7 @@ from precompute.pace import pace
 from serving.connector.blending import Hook
 
 SHARE = 0.35  # of a step of other answers: so much later the next one may come for a blend
+SLOWER = 1.25  # than a row's pass may be one that has to be whole
 TRIES, FEW = 3, 32  # of which the quickest counts; more rows than that are timed once
 CONTEXT = 4096  # tokens that are seen by the rows that are timed
 WATCHED = 2  # so many times as long a pass takes whose layers are looked at
@@ -38,6 +39,11 @@ class SlicedModel(Protocol):
     piece: int
     tokens: int
 
+    @property
+    def sliced(self) -> bool:
+        """Whether its passes may stop between layers."""
+        ...
+
     def open(
         self, ids: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, before: Hook | None, after: Hook | None
     ) -> Pass:
@@ -61,11 +67,12 @@ class Timed:
 
     @property
     def piece(self) -> int:
-        """See `Model`. Beside others as many rows as one layer computes in the time that there is; alone none waits."""
+        """See `Model`. Beside others as many rows as one layer computes in the time that there is, or where layers cannot be
+        parted as cost about what one row does; alone none waits."""
         if not (self.beside and self._costs):
             return self._model.piece
-        fit = [rows for rows, seconds in self._costs.items() if seconds / self.layers <= self._time()]
-        return max(fit, default=1)
+        most = self.layers * self._time() if self._model.sliced else max(self._time(), SLOWER * self._costs[1])
+        return max((rows for rows, seconds in self._costs.items() if seconds <= most), default=1)
 
     def _time(self) -> float:
         """Seconds for a blend, in this step."""

@@ -113,7 +113,7 @@ def test_where_something_happens_between_layers_a_pass_is_whole() -> None:
 class Paged:
     """`base` seconds for the weights of all layers, and `row` for each row, by a clock of its own."""
 
-    layers, piece, tokens = 10, 512, 2048
+    layers, piece, tokens, sliced = 10, 512, 2048, True
 
     def __init__(self, base: float, row: float) -> None:
         self.base, self.row, self.now = base, row, 0.0
@@ -200,6 +200,16 @@ def test_beside_others_a_pass_has_as_many_rows_as_one_layer_computes_in_that_tim
     assert timed.piece == 32, "until a step of theirs is known it is that of so many rows"
     timed.beside = 200
     assert timed.piece == 256, "a step that reads a prompt takes long by itself"
+
+
+def test_where_a_pass_is_whole_it_has_as_many_rows_as_cost_about_what_one_does(paged: Paged) -> None:
+    """A row takes 0.21 s, four 0.24, eight 0.28."""
+    paged.sliced = False
+    timed = measured(paged)
+    timed.beside, timed.step_s = 2, 0.5
+    assert timed.piece == 4
+    timed.step_s = 1.0
+    assert timed.piece == 8, "0.35 s are left"
 
 
 def test_prefill_speed_is_known_before_the_first_prompt_and_the_pass_that_warms_is_not_in_it(

@@ -96,7 +96,7 @@ class Engine:
 
         rank = get_kv_transfer_group()._rank
         blends = type(rank).__name__ == "Rank"
-        return {"rank": type(rank).__name__, "by_layer": blends and rank._model._model.fed is not None}
+        return {"rank": type(rank).__name__, "by_layer": blends and rank._model._model.sliced}
 
 
 def shown(output: Any) -> dict[str, Any]:
