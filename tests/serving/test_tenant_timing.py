@@ -129,7 +129,7 @@ WARM = (97, 98, 99)  # the first answers of all pay for what is made once
 @pytest.fixture(scope="module")
 def tenants(shared: Shared, tiny_models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     """A service whose model makes a prefill of a document dear, and all else cheap."""
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 32}
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64}
     folder = tiny_models.folder("timed", "llama", **shape)
     with serving(Shared(folder), tmp_path_factory.mktemp("timing"), dtype="float32") as service:
         holder, asker, friend = (Member(service, id) for id in ("holder", "asker", "friend"))
