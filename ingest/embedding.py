@@ -1,7 +1,8 @@
 """Texts of several files, embedded together: many small files make as full batches as a large one.
 
 Who asks goes on, and takes the vectors later. Texts of like length go to the encoder together: it pads the shorter ones.
-Tenants take turns batch by batch, and a tenant's files group by group, so that nobody waits for a very large text of another.
+Tenants take turns batch by batch, and a tenant's files come in as there is room for them, so that nobody waits for a very
+large text of another.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from operator import attrgetter
 
 import structlog
 
 from storage.types import TextEmbedder
 
 log = structlog.get_logger()
-BATCH = 32  # texts that the encoder is given at once
-GROUP = 512  # texts that are sorted together, of several files
+BATCH = 64  # texts that the encoder is given at once
+GROUP = 512  # texts of a tenant that are sorted together, of several files: a round
 _LOOK_SECONDS = 0.2  # how often who waits for vectors asks whether they are still wanted
 
 Vectors = list[list[float] | None]
@@ -31,7 +34,7 @@ class Asked:
         self.texts = texts
         self.done: Future[Vectors] = Future()
         self.wanted = True
-        self.grouped = 0  # how many of the texts are in a group, or through
+        self.placed = 0  # how many of the texts have a place in a round
         self._vectors: Vectors = [None] * len(texts)
         self._missing = len(texts)
 
@@ -55,37 +58,64 @@ class Asked:
             self.done.set_result(self._vectors)
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    length: int
+    asked: Asked
+    index: int
+
+
 class _Line:
-    """What one tenant waits for, file by file. Of a file that is larger than a group the rest comes after all that are there
-    when the next group is made."""
+    """What one tenant waits for, in rounds of `GROUP` texts at most, the short ones of a round first. A file that comes joins
+    the round with the texts that are no shorter than the last one taken, and the next round with the others: so batches are
+    of like length, and nothing waits for more than two rounds."""
 
     def __init__(self) -> None:
         self.files: deque[Asked] = deque()
-        self._begun: list[Asked] = []
-        self._group: deque[tuple[Asked, int]] = deque()
+        self._round: list[_Text] = []
+        self._next: list[_Text] = []
+        self._joined = 0  # texts that have joined the round, taken or not
+        self._length = 0  # of the last text that was taken
 
     def __bool__(self) -> bool:
-        return bool(self._group or self.files or self._begun)
+        return bool(self._round or self._next or self.files)
 
     def take(self, most: int) -> list[tuple[Asked, int]]:
-        """The next texts, the short ones of a group first."""
-        if not self._group:
-            self._group.extend(self._next_group())
-        return [self._group.popleft() for _ in range(min(most, len(self._group)))]
+        self._fill()
+        taken = self._from_round(most)
+        if len(taken) < most:
+            self._round, self._next, self._joined = self._next, [], len(self._next)
+            taken += self._from_round(most - len(taken))
+        if taken:
+            self._length = taken[-1].length
+        return [(text.asked, text.index) for text in taken]
 
-    def _next_group(self) -> list[tuple[Asked, int]]:
-        group: list[tuple[Asked, int]] = []
-        self.files.extend(self._begun)
-        self._begun = []
-        while self.files and len(group) < GROUP:
+    def _from_round(self, most: int) -> list[_Text]:
+        taken = self._round[:most]
+        del self._round[:most]
+        return taken
+
+    def _fill(self) -> None:
+        """Of a file that has more texts than there is room for, the rest comes after the other files."""
+        begun = []
+        while self.files and (room := GROUP - len(self._round) - len(self._next)) > 0:
             asked = self.files.popleft()
-            begin, end = asked.grouped, min(asked.grouped + GROUP - len(group), len(asked.texts))
-            group += [(asked, index) for index in range(begin, end)]
-            asked.grouped = end
+            begin, end = asked.placed, min(asked.placed + room, len(asked.texts))
+            for index in range(begin, end):
+                self._place(_Text(len(asked.texts[index]), asked, index))
+            asked.placed = end
             if end < len(asked.texts) and asked.wanted:
-                self._begun.append(asked)
-        group.sort(key=lambda one: len(one[0].texts[one[1]]))
-        return group
+                begun.append(asked)
+        self.files.extend(begun)
+        for texts in (self._round, self._next):
+            texts.sort(key=attrgetter("length"))
+
+    def _place(self, text: _Text) -> None:
+        if text.length >= self._length and self._joined < GROUP:
+            self._round.append(text)
+            self._joined += 1
+        else:
+            self._next.append(text)
 
 
 class EmbedQueue:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingest.run import FileRun
 
-IN_HAND = 8  # small files that wait for their vectors, at most
+IN_HAND = 32  # small files that wait for their vectors, at most: as many as make a full batch if each is one text
 TEXT_IN_HAND = 1 << 20  # characters of them, about; a text of more is a long one
 SLOW_IN_HAND = 4  # files that take long, at most: two of each tenant
 

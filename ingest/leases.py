@@ -10,7 +10,7 @@ PostgreSQL never finds two of us waiting for each other.
 from __future__ import annotations
 
 import contextlib
-import threading
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -146,21 +146,44 @@ def owned(session: Session, lease: FileLease) -> JobFile:
     return row
 
 
+class JobStatus:
+    """What jobs' statuses were a moment ago: all files of one that a process holds ask once between them."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._seen: dict[str, tuple[float, str | None]] = {}  # when, and what
+
+    def __call__(self, job_id: str) -> str | None:
+        now = time.monotonic()
+        seen_at, status = self._seen.get(job_id, (-math.inf, None))
+        if now - seen_at >= CANCEL_SECONDS * 0.9:  # so that one file alone asks at each beat
+            with self._catalogue.read() as session:
+                status = session.scalar(select(Job.status).where(Job.id == job_id))
+            self._seen = {job: seen for job, seen in self._seen.items() if now - seen[0] < CANCEL_SECONDS}
+            self._seen[job_id] = now, status
+        return status
+
+
 class Hold:
     """A lease while it is worked under: a thread renews it, and `check()` stops the work that must not go
     on."""
 
     def __init__(
-        self, catalogue: Catalogue, lease: FileLease, seconds: float, stopping: Callable[[], bool] = lambda: False
+        self,
+        catalogue: Catalogue,
+        lease: FileLease,
+        seconds: float,
+        stopping: Callable[[], bool] = lambda: False,
+        job_status: JobStatus | None = None,
     ) -> None:
-        """`stopping`: whether this process has been told to end."""
+        """`stopping`: whether this process has been told to end; `job_status`: what its other holds ask too."""
         self._catalogue = catalogue
+        self._job_status = job_status or JobStatus(catalogue)
         self._stopping = stopping
         self._lease = lease
         self._seconds = seconds
         self._renewed = time.monotonic()
         self._stop: Cancelled | None = None
-        self._seen = threading.Event()
         self._heartbeat = Heartbeat(self._beat, min(CANCEL_SECONDS, seconds / 3))
 
     def __enter__(self) -> Hold:
@@ -189,9 +212,7 @@ class Hold:
             if self.cancelled:
                 self._cancel()
             return
-        with self._catalogue.read() as session:
-            status = session.scalar(select(Job.status).where(Job.id == self._lease.job_id))
-        if status not in ("queued", "in_progress"):
+        if self._job_status(self._lease.job_id) not in ("queued", "in_progress"):
             self._stop = Cancelled("the job was cancelled")
         elif time.monotonic() - self._renewed >= self._seconds / 3 and not self._renew():
             self._stop = LeaseLost("the lease on this file has expired")

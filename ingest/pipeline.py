@@ -28,7 +28,7 @@ from ingest.expand import Unpacked, commit_members, members, refuse_within
 from ingest.files import drop_source_files, open_file
 from ingest.jobs import STAGES, advance, lock_job, settle
 from ingest.languages import suffix_of
-from ingest.leases import FileLease, Hold, finish, owned
+from ingest.leases import FileLease, Hold, JobStatus, finish, owned
 from ingest.purge import release, try_sweep
 from ingest.reindex import Reindexer
 from ingest.renames import Renamer
@@ -91,6 +91,10 @@ class Pipeline:
         return EmbedQueue(self.embedder)
 
     @cached_property
+    def job_status(self) -> JobStatus:
+        return JobStatus(self.catalogue)
+
+    @cached_property
     def unpacker(self) -> Unpacker:
         return Unpacker(self.catalogue, self.objects)
 
@@ -104,7 +108,8 @@ class Pipeline:
 
     def begin(self, lease: FileLease) -> FileRun:
         """Fetch and parse the file, or begin to unpack it; what is left to do may be done in another thread."""
-        return FileRun(self.catalogue, lease, self.lease_seconds, lambda hold: self._first(lease, hold), self.stopping)
+        first = partial(self._first, lease)
+        return FileRun(self.catalogue, lease, self.lease_seconds, first, self.stopping, self.job_status)
 
     # --- the run ---
 

@@ -17,7 +17,7 @@ from structlog.contextvars import bound_contextvars
 
 from ingest.encoding import storable
 from ingest.jobs import lock_job, mark_cancelled, settle
-from ingest.leases import FileLease, Hold, LeaseLost, fail, give_back, hand_over, owned
+from ingest.leases import FileLease, Hold, JobStatus, LeaseLost, fail, give_back, hand_over, owned
 from storage import tracing
 from storage.catalogue.engine import Catalogue
 from storage.catalogue.schema import Job, JobFile
@@ -51,10 +51,11 @@ class FileRun:
         seconds: float,
         first: Callable[[Hold], Rest | None],
         stopping: Callable[[], bool] = lambda: False,
+        job_status: JobStatus | None = None,
     ) -> None:
         """Do the first part. It gives the rest, or None if it has ended the file."""
         self._catalogue, self._lease = catalogue, lease
-        self._hold = Hold(catalogue, lease, seconds, stopping)
+        self._hold = Hold(catalogue, lease, seconds, stopping, job_status)
         self._rest: Rest | None = None
         self._span = tracing.tracer().start_span(
             "ingest.file",

@@ -8,9 +8,10 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ class SentenceEmbedder:
         self._device = device
         self._batch = batch
         self._dtype = dtype
-        self._lock = threading.Lock()  # held per batch: a query waits for one batch of an ingest, not for all
+        self._loading = threading.Lock()
+        self._computing = threading.Lock()  # of a GPU, per batch: a query waits for one batch of an ingest, not for all
 
     @cached_property
     def identity(self) -> str:
@@ -81,8 +83,7 @@ class SentenceEmbedder:
 
     @property
     def dimensions(self) -> int:
-        with self._lock:
-            return int(self._model.get_embedding_dimension())
+        return int(self._model.get_embedding_dimension())
 
     def count_tokens(self, text: str) -> int:
         return self.count_batch([text])[0]
@@ -93,8 +94,13 @@ class SentenceEmbedder:
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         encoded = self._pieces.ids([text[: self._max_characters] for text in texts])
         rows: list[np.ndarray | None] = [None] * len(encoded)
-        for batch in _by_length(encoded, self._batch, PADDED_TOKENS if self._device == "cpu" else sys.maxsize):
-            for index, row in zip(batch, self._rows([encoded[i] for i in batch]), strict=True):
+        threads = self._most_threads
+        batches = _by_length(list(map(_width, encoded)), self._batch, PADDED_TOKENS if self._on_cpu else sys.maxsize, threads)
+        each = self._lanes.map if min(len(batches), threads) > 1 else map
+        part = partial(self._rows, threads=max(1, threads // max(1, len(batches))))
+        computed = each(part, [[encoded[index] for index in batch] for batch in batches])
+        for batch, vectors in zip(batches, computed, strict=True):
+            for index, row in zip(batch, vectors, strict=True):
                 rows[index] = row
         return self._without_gaps(rows)
 
@@ -106,9 +112,32 @@ class SentenceEmbedder:
     def _max_characters(self) -> int:
         return self.max_tokens * CHARACTERS_PER_TOKEN
 
+    @property
+    def _on_cpu(self) -> bool:
+        return self._device == "cpu"
+
+    @property
+    def _most_threads(self) -> int:
+        import torch
+
+        return torch.get_num_threads() if self._on_cpu else 1
+
     @cached_property
+    def _lanes(self) -> ThreadPoolExecutor:
+        """A processor's threads compute a batch each: they need not wait for each other after every layer, as those of one
+        batch would, nor for what else the machine does. Always the same threads, for kernels keep memory for each."""
+        import torch
+
+        # What a thread first asks sets its number of threads, which would undo a limit of ours.
+        return ThreadPoolExecutor(self._most_threads, thread_name_prefix="encode", initializer=torch.get_num_threads)
+
+    @property
     def _model(self) -> Any:
-        """Callers hold the lock."""
+        with self._loading:
+            return self._loaded
+
+    @cached_property
+    def _loaded(self) -> Any:
         import torch
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging as transformers_logging
@@ -128,30 +157,32 @@ class SentenceEmbedder:
         pack(model, lambda: torch.cat([model(dict(probe))["sentence_embedding"] for probe in probes]))
         return model
 
-    def _rows(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
+    def _rows(self, batch: list[list[int]], threads: int) -> Sequence[np.ndarray | None]:
         """Unit vectors of one batch; None for a text that fails even alone."""
         try:
-            return self._unit_vectors(batch)
+            return self._unit_vectors(batch, threads)
         except Exception as error:  # noqa: BLE001 - what a model's kernels raise is not ours to list
             if len(batch) == 1:
                 log.warning("a text could not be embedded: %s", type(error).__name__)
                 return [None]
-        return [self._rows([one])[0] for one in batch]
+        return [self._rows([one], threads)[0] for one in batch]
 
-    def _unit_vectors(self, batch: list[list[int]]) -> Sequence[np.ndarray | None]:
+    def _unit_vectors(self, batch: list[list[int]], threads: int) -> Sequence[np.ndarray | None]:
         import torch
 
-        with self._lock, torch.inference_mode(), self._threads(batch):
+        with torch.inference_mode(), self._threads(batch, threads):
             vectors = self._model(self._features(batch))["sentence_embedding"].float().cpu().numpy()
         norms = np.linalg.norm(vectors, axis=1)
         usable = np.isfinite(norms) & (norms > 0)
         return [row / norm if good else None for row, norm, good in zip(vectors, norms, usable, strict=True)]
 
-    def _threads(self, batch: list[list[int]]) -> AbstractContextManager[Any]:
-        """A question is computed by the calling thread alone: two are no faster, and keep its search by words waiting. Of other
-        threads' work nothing changes, as it would by `torch.set_num_threads`."""
-        few = self._device == "cpu" and sum(map(len, batch)) <= FEW_TOKENS
-        return self._openmp.limit(limits=1) if few else nullcontext()
+    def _threads(self, batch: list[list[int]], threads: int) -> AbstractContextManager[Any]:
+        """So many threads for what this one computes. A question takes one: two are no faster, and keep its search by words
+        waiting. Of other threads' work nothing changes, as it would by `torch.set_num_threads`."""
+        if not self._on_cpu:
+            return self._computing
+        limited: AbstractContextManager[Any] = self._openmp.limit(limits=1 if sum(map(len, batch)) <= FEW_TOKENS else threads)
+        return limited
 
     @cached_property
     def _openmp(self) -> ThreadpoolController:
@@ -167,7 +198,7 @@ class SentenceEmbedder:
         if rows and all(row is None for row in rows):
             raise FileError("The embedding model failed on every text it was given.", code="embedding_failed")
         if any(row is None for row in rows):
-            blank = self._unit_vectors(self._pieces.ids([""]))[0]
+            blank = self._unit_vectors(self._pieces.ids([""]), 1)[0]
             rows = [blank if row is None else row for row in rows]
         return [row.tolist() for row in rows if row is not None]
 
@@ -175,7 +206,7 @@ class SentenceEmbedder:
 def _features(tokenizer: Any, batch: list[list[int]]) -> dict[str, torch.Tensor]:
     import torch
 
-    width = -(-max(map(len, batch)) // WIDTHS) * WIDTHS
+    width = max(map(_width, batch))
     ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
     mask = torch.zeros_like(ids)
     for row, one in enumerate(batch):
@@ -185,6 +216,10 @@ def _features(tokenizer: Any, batch: list[list[int]]) -> dict[str, torch.Tensor]
     if "token_type_ids" in tokenizer.model_input_names:
         features["token_type_ids"] = torch.zeros_like(ids)
     return features
+
+
+def _width(ids: Sequence[int]) -> int:
+    return -(-len(ids) // WIDTHS) * WIDTHS
 
 
 def find_model(model: str) -> Path:
@@ -214,13 +249,23 @@ def _fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _by_length(encoded: Sequence[Sequence[int]], texts: int, tokens: int) -> Iterator[list[int]]:
-    """Indices in batches of like length, so that little is spent on padding: of so many texts and tokens at most."""
-    batch: list[int] = []
-    for index in sorted(range(len(encoded)), key=lambda index: len(encoded[index])):
-        if batch and (len(batch) >= texts or (len(batch) + 1) * len(encoded[index]) > tokens):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+def _by_length(widths: Sequence[int], texts: int, tokens: int, lanes: int) -> list[list[int]]:
+    """Indices of texts of these widths in batches of like width, so that little is spent on padding: of so many texts and
+    tokens at most, as even as that allows, and where they are several, as many as keep all lanes busy."""
+    order = sorted(range(len(widths)), key=widths.__getitem__)
+    fewest = len(_cut(widths, order, texts, tokens))
+    count = -(-fewest // lanes) * lanes if fewest > 1 else 1
+    low, high = max(widths, default=0), tokens
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_cut(widths, order, texts, middle)) <= count else (middle + 1, high)
+    return _cut(widths, order, texts, high)
+
+
+def _cut(widths: Sequence[int], order: Sequence[int], texts: int, tokens: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    for index in order:
+        if not batches or len(batches[-1]) >= texts or (len(batches[-1]) + 1) * widths[index] > tokens:
+            batches.append([])
+        batches[-1].append(index)
+    return batches

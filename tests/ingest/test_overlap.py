@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from fixtures_work import WordEmbedder, Work
+from sqlalchemy import select
+from sqlalchemy.event import listen
 
 from ingest import hand
-from ingest.embedding import EmbedQueue
+from ingest.embedding import BATCH, GROUP, EmbedQueue
 from ingest.hand import IN_HAND
 from ingest.jobs import cancel
+from ingest.leases import CANCEL_SECONDS, JobStatus
 from ingest.ticker import reap
 from ingest.worker import IngestWorker
 from storage.catalogue.schema import ChunkRow, Job, JobFile
@@ -109,17 +112,70 @@ def first_is_held(watched: Watched, until: Callable[[], bool]) -> list[int]:
 
 def test_small_files_are_embedded_together(watched: Watched) -> None:
     first_is_held(watched, lambda: watched.leased > IN_HAND)
-    many(watched.work, 12)
-    assert watched.worker.drain() == 12
+    files = IN_HAND + 4
+    many(watched.work, files)
+    assert watched.worker.drain() == files
     assert watched.batches[0] == ["number0"]
     assert len(watched.batches[1]) == IN_HAND - 1
-    assert sorted(word for batch in watched.batches for word in batch) == sorted(f"number{n}" for n in range(12))
-    assert watched.work.count(ChunkRow) == 12
+    assert sorted(word for batch in watched.batches for word in batch) == sorted(f"number{n}" for n in range(files))
+    assert watched.work.count(ChunkRow) == files
+
+
+def test_texts_of_like_length_go_to_the_encoder_together_whenever_their_files_come() -> None:
+    gate, texts = threading.Event(), []
+
+    class Embedder(WordEmbedder):
+        def embed(self, some: Sequence[str]) -> list[list[float]]:
+            gate.wait(PATIENCE)
+            texts.append([len(text) for text in some])
+            return super().embed(some)
+
+    queue = EmbedQueue(Embedder())
+    files = [queue.ask(["x" * (10 * n + i) for n in range(1, BATCH + 1)], "t1") for i in range(4)]
+    gate.set()
+    assert [len(file.done.result(PATIENCE)) for file in files] == [BATCH] * 4
+    assert all(max(some) - min(some) < 10 * BATCH / 3 for some in texts[1:]), "the first batch is of the one file that had come"
+    given = sorted(10 * n + i for n in range(1, BATCH + 1) for i in range(4))
+    assert sorted(length for some in texts for length in some) == given
+
+
+def test_a_long_text_is_embedded_though_another_file_brings_shorter_ones_without_end() -> None:
+    batches: list[list[str]] = []
+
+    class Embedder(WordEmbedder):
+        def embed(self, some: Sequence[str]) -> list[list[float]]:
+            batches.append(list(some))
+            return super().embed(some)
+
+    queue = EmbedQueue(Embedder())
+    many = queue.ask([f"word {i % 1000:03}" for i in range(8 * GROUP)], "t1")
+    long = queue.ask(["long " * 20], "t1")
+    assert len(long.done.result(PATIENCE)) == 1
+    assert len(many.done.result(PATIENCE)) == 8 * GROUP
+    [at] = [number for number, some in enumerate(batches) if any(text.startswith("long") for text in some)]
+    assert at <= 2 * GROUP // BATCH + 2
+
+
+def test_the_files_of_a_job_ask_once_between_them_whether_it_goes_on(work: Work) -> None:
+    work.upload(work.corpus(), {"a.txt": "first"})
+    with work.catalogue.read() as session:
+        job_id = session.scalars(select(Job.id)).one()
+    statements: list[str] = []
+    listen(work.catalogue.engine, "before_cursor_execute", lambda _, cursor, statement, *rest: statements.append(statement))
+    status = JobStatus(work.catalogue)
+    begun = time.monotonic()
+    while time.monotonic() - begun < 4 * CANCEL_SECONDS:
+        assert status(job_id) == "queued"
+    assert 2 <= sum("job.status" in statement for statement in statements) <= 5
+    with work.catalogue.write() as session:
+        cancel(session, job_id)
+    time.sleep(CANCEL_SECONDS)
+    assert status(job_id) == "cancelled"
 
 
 def test_a_worker_has_so_many_files_in_hand_and_one_ahead_and_no_more(watched: Watched) -> None:
     held = first_is_held(watched, lambda: watched.leased > IN_HAND)
-    many(watched.work, 16)
+    many(watched.work, 2 * IN_HAND)
     watched.worker.drain()
     assert held == [IN_HAND + 1]
 

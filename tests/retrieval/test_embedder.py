@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from retrieval.embedder import SentenceEmbedder, find_model
+from retrieval.embedder import SentenceEmbedder, _by_length, find_model
 from storage.errors import FileError, UserError
 from storage.types import TextEmbedder
 
@@ -173,3 +174,46 @@ def test_a_question_takes_one_thread_and_changes_nobody_elses(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_batches_are_even_padded_little_and_as_many_as_there_are_threads() -> None:
+    widths = [16 * (1 + n % 16) for n in range(64)]
+    alone = _by_length(widths, texts=32, tokens=1024, lanes=1)
+    assert sorted(index for batch in alone for index in batch) == list(range(64))
+    padded = [len(batch) * max(widths[index] for index in batch) for batch in alone]
+    assert max(padded) <= 1024
+    assert min(padded) > 0.6 * max(padded), "no small one is left over"
+    assert sum(padded) < 1.1 * sum(widths)
+    assert len(_by_length(widths, texts=32, tokens=1024, lanes=4)) % 4 == 0
+    assert [len(batch) for batch in _by_length([16] * 40, texts=32, tokens=1024, lanes=2)] == [20, 20]
+    assert _by_length([64], texts=32, tokens=1024, lanes=8) == [[0]]
+    assert _by_length([], texts=32, tokens=1024, lanes=2) == []
+    assert [len(batch) for batch in _by_length([512] * 5, texts=2, tokens=sys.maxsize, lanes=1)] == [2, 2, 1]
+
+
+def test_batches_computed_beside_each_other_are_those_computed_one_after_the_other(
+    embedder: SentenceEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    texts = [f"Section {n}: " + "the lessee pays the rent in advance. " * (n % 7 * 4) for n in range(40)]
+    expected = np.array(embedder.embed(texts))
+    beside = SentenceEmbedder(batch=4)
+    beside.embed(["a"])
+    features, seen = beside._features, []
+    both = threading.Barrier(2, timeout=60)
+
+    def watched(batch: list[list[int]]) -> dict:
+        if len(seen) < 2:
+            seen.append((threading.current_thread().name[:6], torch.get_num_threads()))
+            both.wait()
+        return features(batch)
+
+    monkeypatch.setattr(beside, "_features", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert np.abs(np.array(beside.embed(texts)) - expected).max() < 1e-5
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [("encode", 1)] * 2, "two at once, a thread each"

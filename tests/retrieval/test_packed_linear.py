@@ -25,7 +25,7 @@ def test_vectors_are_to_the_bit_those_of_the_plain_layers() -> None:
     together = np.array([*embedder.embed(TEXTS), *(embedder.embed([text])[0] for text in TEXTS)])
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert all(packed(embedder._model))
-    embedder._model = SentenceTransformer(
+    embedder._loaded = SentenceTransformer(
         str(find_model("embedded")), device="cpu", local_files_only=True, model_kwargs={"dtype": "bfloat16"}
     ).eval()
     assert packed(embedder._model) == [False] * 37
