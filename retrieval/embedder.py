@@ -36,6 +36,7 @@ FINGERPRINTED = (
 PADDED_TOKENS = 1024  # of a batch on a processor, padding included: more at once is no faster there, and pads more
 WIDTHS = 16  # a batch is so many tokens wide, or a multiple: a processor's kernels keep memory for every shape they have seen
 FEW_TOKENS = 64  # of a batch that one thread computes
+FEW_WIDTHS = 4  # instead of WIDTHS, of a question
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
 
 log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class SentenceEmbedder:
 def _features(tokenizer: Any, batch: list[list[int]]) -> dict[str, torch.Tensor]:
     import torch
 
-    width = max(map(_width, batch))
+    width = max(map(_width, batch)) if len(batch) > 1 else _width(batch[0], FEW_WIDTHS if len(batch[0]) <= FEW_TOKENS else WIDTHS)
     ids = torch.full((len(batch), width), tokenizer.pad_token_id or 0)
     mask = torch.zeros_like(ids)
     for row, one in enumerate(batch):
@@ -218,8 +219,8 @@ def _features(tokenizer: Any, batch: list[list[int]]) -> dict[str, torch.Tensor]
     return features
 
 
-def _width(ids: Sequence[int]) -> int:
-    return -(-len(ids) // WIDTHS) * WIDTHS
+def _width(ids: Sequence[int], step: int = WIDTHS) -> int:
+    return -(-len(ids) // step) * step
 
 
 def find_model(model: str) -> Path:
