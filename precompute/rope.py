@@ -35,6 +35,11 @@ class Rope:
         """Position-free K to K at `positions` [tokens]; result (or `out`) in K's dtype."""
         return self._turn(k, self._cos[positions], self._sin[positions], out)
 
+    def placing(self, positions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`place` at these positions, many times."""
+        cos, sin = self._cos[positions], self._sin[positions]
+        return lambda k: self._turn(k, cos, sin, None)
+
     def unplace(self, k: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The inverse of `place`."""
         square = self._factor**2

@@ -23,6 +23,7 @@ from storage.types import KVRecord
 
 Hook = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]  # layer, q, k, v: each [rows, heads * head_dim]
 PROBE_LAYER = 1  # see serving.blend.scatter
+PLACED = 8  # times as many tokens as are computed in a step of no other answers
 LEADS, LEAD_TOKENS = 8, 1024  # beginnings of prompts that are kept, and how long they may be
 
 
@@ -99,7 +100,7 @@ def blend(model: Model, pages: Pages, leads: Leads, job: Job, records: Mapping[s
     begun = time.perf_counter()
     table = torch.tensor(job.blocks, device=pages.device)
     ids = torch.tensor(job.token_ids, device=pages.device)
-    placed = yield from _place(pages, job, records, table)
+    placed = yield from _place(model, pages, job, records, table)
     lead = _lead(placed, job.start)
     placed.fresh = placed.fresh[len(lead) :]
     yield from _compute_lead(model, pages, leads, job, lead, ids, table)
@@ -115,24 +116,31 @@ def blend(model: Model, pages: Pages, leads: Leads, job: Job, records: Mapping[s
 
 
 def _place(
-    pages: Pages, job: Job, records: Mapping[str, KVRecord], table: torch.Tensor
+    model: Model, pages: Pages, job: Job, records: Mapping[str, KVRecord], table: torch.Tensor
 ) -> Generator[None, None, Layout]:
-    """A span in each piece: all of them at once would hold up the answers beside this prompt for several of their steps."""
+    """A span in each piece where answers are written beside this prompt: all of them at once would hold those up for several of
+    their steps. Else some times as many tokens as may be computed in a step, which takes longer all the same."""
     tokens, plan, device = len(job.token_ids), job.plan, pages.device
     spans, anchors, best = [], [], range(0)
     known = torch.zeros(tokens, dtype=torch.bool)
     known[: job.start] = True
+    some: list[tuple[torch.Tensor, int]] = []
     for span, start, end in spans_beyond(_usable(plan.spans, records), job.start):
         record = records[span.key]
         first = span.skip + start - span.start
-        pages.place(record.kv[:, :, :, first : first + end - start], start, table)
+        some.append((record.kv[:, :, :, first : first + end - start], start))
         known[start:end] = True
         spans.append((start, end))
         if span.kind == "label" and start == span.start:
             anchors.append(start)
         if span.best:
             best = range(start, end)
-        yield
+        if model.beside or sum(kv.shape[3] for kv, _ in some) >= PLACED * model.piece:
+            pages.place(some, table)
+            some = []
+            yield
+    if some:
+        pages.place(some, table)
     fresh = (~known).nonzero()[:, 0].to(device)
     at_labels, at_best = (torch.tensor([*p], dtype=torch.long, device=device) for p in (anchors, best))
     return Layout(tokens, fresh, spans, at_labels, at_best, plan.tail_start, plan.plain)

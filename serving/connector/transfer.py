@@ -102,11 +102,16 @@ class Pages:
     def slots(self, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return slots_of(positions, table, self.block)
 
-    def place(self, kv: torch.Tensor, at: int, table: torch.Tensor) -> None:
-        """Write an object's KV [layers, 2, kv_heads, tokens, head_dim], free of position, at position `at`."""
-        own = kv[:, :, self.heads.first : self.heads.first + self.heads.count].to(self.device, non_blocking=True)
-        positions = torch.arange(at, at + own.shape[3], device=self.device)
-        self.put(torch.stack((self.rope.place(own[:, 0], positions), own[:, 1]), 1), positions, table)
+    def place(self, some: Sequence[tuple[torch.Tensor, int]], table: torch.Tensor) -> None:
+        """Write objects' KV [layers, 2, kv_heads, tokens, head_dim], free of position, each at its position. A layer of all of
+        them at once: what is made on the way to the pages is small enough to stay in a processor's cache."""
+        first, last = self.heads.first, self.heads.first + self.heads.count
+        own = [kv[:, :, first:last].to(self.device, non_blocking=True) for kv, _ in some]
+        positions = torch.cat([torch.arange(at, at + kv.shape[3], device=self.device) for kv, at in some])
+        slots, turn = self.slots(positions, table), self.rope.placing(positions)
+        for number, layer in enumerate(self.layers):
+            k, v = (torch.cat([kv[number, which] for kv in own], 1) for which in range(2))
+            layer.write(turn(k).transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous(), slots)
 
     def put(self, kv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> None:
         """Write KV of this rank's heads as it is, K at its position."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -276,21 +276,29 @@ def test_rows_are_computed_in_pieces_of_the_step_that_they_are_computed_in(site:
     assert len(steps) == len(job.plan.spans) + 4 + 2
 
 
-def test_chunks_are_placed_one_a_step(site: Site) -> None:
+@pytest.mark.parametrize(("beside", "piece", "together"), [(1, 512, False), (0, 512, True), (0, 1, False)])
+def test_chunks_are_placed_one_a_step_beside_others_and_alone_as_many_as_may_be_computed(
+    site: Site, beside: int, piece: int, together: bool
+) -> None:
     class Places:
         device = torch.device("cpu")
 
         def __init__(self) -> None:
-            self.at: list[int] = []
+            self.at: list[list[int]] = []
 
-        def place(self, kv: torch.Tensor, at: int, table: torch.Tensor) -> None:
-            self.at.append(at)
+        def place(self, some: Sequence[tuple[torch.Tensor, int]], table: torch.Tensor) -> None:
+            self.at.append([at for _, at in some])
 
+    class Busy(_Model):
+        pass
+
+    Busy.beside, Busy.piece = beside, piece
     job, pages = site.job(), Places()
-    steps = blend(cast(Any, _Model()), cast(Any, pages), Leads(), job, site.fetched(job).records)
-    for placed in range(1, len(job.plan.spans) + 1):
+    steps = blend(cast(Any, Busy()), cast(Any, pages), Leads(), job, site.fetched(job).records)
+    starts = [span.start for span in job.plan.spans]
+    for placed in range(1, 2 if together else len(starts) + 1):
         next(steps)
-        assert pages.at == [span.start for span in job.plan.spans[:placed]]
+        assert pages.at == ([starts] if together else [[start] for start in starts[:placed]])
 
 
 @pytest.mark.parametrize(("extra", "waits"), [({}, FLOOR_S), ({"patience_s": 7}, 7.0)])

@@ -68,7 +68,7 @@ def test_a_backend_that_stores_something_else_has_no_layout() -> None:
 def test_what_is_placed_is_there_turned_to_its_position(layout: Any) -> None:
     made = pages(layout)
     kv = torch.randn(LAYERS, 2, 4, 20, DIM)
-    made.place(kv, 14, TABLE)
+    made.place([(kv[:, :, :, 8:], 22), (kv[:, :, :, :8], 14)], TABLE)
     positions = torch.arange(14, 34)
     there = made.take(positions, TABLE)
     assert torch.equal(there[:, 1], kv[:, 1])
@@ -86,7 +86,7 @@ def test_each_rank_takes_its_own_heads(ranks: int, shares: list[tuple[int, int]]
     kv = torch.randn(LAYERS, 2, 4, 5, DIM)
     for rank, (first, count) in enumerate(shares):
         made = pages(LAYOUTS[1], rank, ranks)
-        made.place(kv, 0, TABLE)
+        made.place([(kv, 0)], TABLE)
         assert torch.equal(made.take(torch.arange(5), TABLE)[:, 1], kv[:, 1, first : first + count])
 
 
