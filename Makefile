@@ -64,7 +64,8 @@ demo: install  ## start all, ingest samples, ask three questions, end all
 	$(BIN)/preread demo
 
 test: check  ## format, types, imports and all tests that are not slow
-	$(PARALLEL) $(PYTEST) -n 2 --dist loadfile -m "not slow"
+	@# In their own order: else files of few tests come last, which are the long ones, and one process waits for the other.
+	$(PARALLEL) $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: test  ## every test; the slow ones one after another: they load the machine themselves
 	@$(MAKE) --no-print-directory clients || echo "clients with pins of their own are not installed: their tests skip"
