@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -147,20 +148,23 @@ def owned(session: Session, lease: FileLease) -> JobFile:
 
 
 class JobStatus:
-    """What jobs' statuses were a moment ago: all files of one that a process holds ask once between them."""
+    """What jobs' statuses were a moment ago: all files of one that a process holds ask once between them. Threads share it."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
+        self._lock = threading.Lock()
         self._seen: dict[str, tuple[float, str | None]] = {}  # when, and what
 
     def __call__(self, job_id: str) -> str | None:
         now = time.monotonic()
-        seen_at, status = self._seen.get(job_id, (-math.inf, None))
+        with self._lock:
+            seen_at, status = self._seen.get(job_id, (-math.inf, None))
         if now - seen_at >= CANCEL_SECONDS * 0.9:  # so that one file alone asks at each beat
             with self._catalogue.read() as session:
                 status = session.scalar(select(Job.status).where(Job.id == job_id))
-            self._seen = {job: seen for job, seen in self._seen.items() if now - seen[0] < CANCEL_SECONDS}
-            self._seen[job_id] = now, status
+            with self._lock:
+                self._seen = {job: seen for job, seen in self._seen.items() if now - seen[0] < CANCEL_SECONDS}
+                self._seen[job_id] = now, status
         return status
 
 
