@@ -20,7 +20,7 @@ import structlog
 from storage.types import TextEmbedder
 
 log = structlog.get_logger()
-BATCH = 64  # texts that the encoder is given at once
+BATCH = 64  # texts that the encoder is given in one call
 GROUP = 512  # texts of a tenant that are sorted together, of several files: a round
 _LOOK_SECONDS = 0.2  # how often who waits for vectors asks whether they are still wanted
 
@@ -68,7 +68,7 @@ class _Text:
 class _Line:
     """What one tenant waits for, in rounds of `GROUP` texts at most, the short ones of a round first. A file that comes joins
     the round with the texts that are no shorter than the last one taken, and the next round with the others: so batches are
-    of like length, and nothing waits for more than two rounds."""
+    of like length, and what has a place waits for no more than two rounds."""
 
     def __init__(self) -> None:
         self.files: deque[Asked] = deque()
@@ -100,11 +100,13 @@ class _Line:
         begun = []
         while self.files and (room := GROUP - len(self._round) - len(self._next)) > 0:
             asked = self.files.popleft()
+            if not asked.wanted:
+                continue
             begin, end = asked.placed, min(asked.placed + room, len(asked.texts))
             for index in range(begin, end):
                 self._place(_Text(len(asked.texts[index]), asked, index))
             asked.placed = end
-            if end < len(asked.texts) and asked.wanted:
+            if end < len(asked.texts):
                 begun.append(asked)
         self.files.extend(begun)
         for texts in (self._round, self._next):
@@ -119,8 +121,8 @@ class _Line:
 
 
 class EmbedQueue:
-    """Embeds in a thread of its own. It is always the same thread: tokenizers and the encoder's kernels keep memory for each
-    that has called them."""
+    """Embeds in a thread of its own. It is always the same thread: tokenizers and kernels keep memory for each that has called
+    them."""
 
     def __init__(self, embedder: TextEmbedder) -> None:
         self._embedder = embedder

@@ -1,6 +1,7 @@
 """The files that a worker has in hand: read, and on their way to their vectors, their members or their new index.
 
-Small ones are a few, so that they make full batches together. What takes long (an archive, a text that is very long, a
+Of small ones there are many, so that they make full batches together; a worker that dies is blamed on all of them, and each
+is tried again alone. What takes long (an archive, a text that is very long, a
 reindex) stands beside them and keeps nobody else's files waiting: a tenant has two of these in hand at most, of which the
 second waits if both are texts.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 from ingest.run import FileRun
 
-IN_HAND = 32  # small files that wait for their vectors, at most: as many as make a full batch if each is one text
+IN_HAND = 32  # small files that wait for their vectors, at most
 TEXT_IN_HAND = 1 << 20  # characters of them, about; a text of more is a long one
 SLOW_IN_HAND = 4  # files that take long, at most: two of each tenant
 

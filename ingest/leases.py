@@ -177,12 +177,12 @@ class Hold:
         catalogue: Catalogue,
         lease: FileLease,
         seconds: float,
+        job_status: JobStatus,
         stopping: Callable[[], bool] = lambda: False,
-        job_status: JobStatus | None = None,
     ) -> None:
-        """`stopping`: whether this process has been told to end; `job_status`: what its other holds ask too."""
+        """`job_status`: what the process's other holds ask, too; `stopping`: whether it has been told to end."""
         self._catalogue = catalogue
-        self._job_status = job_status or JobStatus(catalogue)
+        self._job_status = job_status
         self._stopping = stopping
         self._lease = lease
         self._seconds = seconds

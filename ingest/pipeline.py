@@ -109,7 +109,7 @@ class Pipeline:
     def begin(self, lease: FileLease) -> FileRun:
         """Fetch and parse the file, or begin to unpack it; what is left to do may be done in another thread."""
         first = partial(self._first, lease)
-        return FileRun(self.catalogue, lease, self.lease_seconds, first, self.stopping, self.job_status)
+        return FileRun(self.catalogue, lease, self.lease_seconds, first, self.job_status, self.stopping)
 
     # --- the run ---
 

@@ -50,12 +50,12 @@ class FileRun:
         lease: FileLease,
         seconds: float,
         first: Callable[[Hold], Rest | None],
+        job_status: JobStatus,
         stopping: Callable[[], bool] = lambda: False,
-        job_status: JobStatus | None = None,
     ) -> None:
         """Do the first part. It gives the rest, or None if it has ended the file."""
         self._catalogue, self._lease = catalogue, lease
-        self._hold = Hold(catalogue, lease, seconds, stopping, job_status)
+        self._hold = Hold(catalogue, lease, seconds, job_status, stopping)
         self._rest: Rest | None = None
         self._span = tracing.tracer().start_span(
             "ingest.file",

@@ -8,8 +8,9 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,7 +38,11 @@ PADDED_TOKENS = 1024  # of a batch on a processor, padding included: more at onc
 WIDTHS = 16  # a batch is so many tokens wide, or a multiple: a processor's kernels keep memory for every shape they have seen
 FEW_TOKENS = 64  # of a batch that one thread computes
 FEW_WIDTHS = 4  # instead of WIDTHS, of a question
+MOST_LANES = 8  # batches at once, of a processor: more would wait for the interpreter
 CHARACTERS_PER_TOKEN = 64  # more text than this per token of the limit is never tokenised
+
+Ids = list[list[int]]  # of a batch's texts
+Rows = Sequence[np.ndarray | None]
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +100,11 @@ class SentenceEmbedder:
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         encoded = self._pieces.ids([text[: self._max_characters] for text in texts])
         rows: list[np.ndarray | None] = [None] * len(encoded)
-        threads = self._most_threads
-        batches = _by_length(list(map(_width, encoded)), self._batch, PADDED_TOKENS if self._on_cpu else sys.maxsize, threads)
-        each = self._lanes.map if min(len(batches), threads) > 1 else map
-        part = partial(self._rows, threads=max(1, threads // max(1, len(batches))))
-        computed = each(part, [[encoded[index] for index in batch] for batch in batches])
+        threads, lanes = self._most_threads, self._most_lanes
+        batches = _by_length(list(map(_width, encoded)), self._batch, PADDED_TOKENS if self._on_cpu else sys.maxsize, lanes)
+        part = partial(self._rows, threads=threads // max(1, min(lanes, len(batches))))
+        few = sum(map(len, encoded)) <= FEW_TOKENS
+        computed = (self._beside if self._on_cpu and not few else map)(part, [[encoded[i] for i in batch] for batch in batches])
         for batch, vectors in zip(batches, computed, strict=True):
             for index, row in zip(batch, vectors, strict=True):
                 rows[index] = row
@@ -123,6 +128,10 @@ class SentenceEmbedder:
 
         return torch.get_num_threads() if self._on_cpu else 1
 
+    @property
+    def _most_lanes(self) -> int:
+        return min(self._most_threads, MOST_LANES)
+
     @cached_property
     def _lanes(self) -> ThreadPoolExecutor:
         """A processor's threads compute a batch each: they need not wait for each other after every layer, as those of one
@@ -130,7 +139,17 @@ class SentenceEmbedder:
         import torch
 
         # What a thread first asks sets its number of threads, which would undo a limit of ours.
-        return ThreadPoolExecutor(self._most_threads, thread_name_prefix="encode", initializer=torch.get_num_threads)
+        return ThreadPoolExecutor(self._most_lanes, thread_name_prefix="encode", initializer=torch.get_num_threads)
+
+    def _beside(self, part: Callable[[Ids], Rows], batches: Sequence[Ids]) -> Iterator[Rows]:
+        """`map` in the lanes. A call has two batches for each lane there at most, so that another one need not wait for all."""
+        begun: deque[Future[Rows]] = deque()
+        for batch in batches:
+            if len(begun) >= 2 * self._most_lanes:
+                yield begun.popleft().result()
+            begun.append(self._lanes.submit(part, batch))
+        while begun:
+            yield begun.popleft().result()
 
     @property
     def _model(self) -> Any:
@@ -158,7 +177,7 @@ class SentenceEmbedder:
         pack(model, lambda: torch.cat([model(dict(probe))["sentence_embedding"] for probe in probes]))
         return model
 
-    def _rows(self, batch: list[list[int]], threads: int) -> Sequence[np.ndarray | None]:
+    def _rows(self, batch: Ids, threads: int) -> Rows:
         """Unit vectors of one batch; None for a text that fails even alone."""
         try:
             return self._unit_vectors(batch, threads)
@@ -168,7 +187,7 @@ class SentenceEmbedder:
                 return [None]
         return [self._rows([one], threads)[0] for one in batch]
 
-    def _unit_vectors(self, batch: list[list[int]], threads: int) -> Sequence[np.ndarray | None]:
+    def _unit_vectors(self, batch: Ids, threads: int) -> Rows:
         import torch
 
         with torch.inference_mode(), self._threads(batch, threads):
@@ -256,7 +275,8 @@ def _by_length(widths: Sequence[int], texts: int, tokens: int, lanes: int) -> li
     order = sorted(range(len(widths)), key=widths.__getitem__)
     fewest = len(_cut(widths, order, texts, tokens))
     count = -(-fewest // lanes) * lanes if fewest > 1 else 1
-    low, high = max(widths, default=0), tokens
+    widest = max(widths, default=0)
+    low, high = widest, max(widest, min(tokens, texts * widest))
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if len(_cut(widths, order, texts, middle)) <= count else (middle + 1, high)

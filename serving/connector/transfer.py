@@ -106,11 +106,10 @@ class Pages:
         """Write objects' KV [layers, 2, kv_heads, tokens, head_dim], free of position, each at its position. A layer of all of
         them at once: what is made on the way to the pages is small enough to stay in a processor's cache."""
         first, last = self.heads.first, self.heads.first + self.heads.count
-        own = [kv[:, :, first:last].to(self.device, non_blocking=True) for kv, _ in some]
         positions = torch.cat([torch.arange(at, at + kv.shape[3], device=self.device) for kv, at in some])
         slots, turn = self.slots(positions, table), self.rope.placing(positions)
-        for number, layer in enumerate(self.layers):
-            k, v = (torch.cat([kv[number, which] for kv in own], 1) for which in range(2))
+        for number, layer in zip(range(len(some[0][0])), self.layers, strict=True):
+            k, v = (torch.cat([kv[number, which, first:last] for kv, _ in some], 1).to(self.device) for which in range(2))
             layer.write(turn(k).transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous(), slots)
 
     def put(self, kv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> None:

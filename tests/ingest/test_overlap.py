@@ -140,16 +140,18 @@ def test_texts_of_like_length_go_to_the_encoder_together_whenever_their_files_co
 
 
 def test_a_long_text_is_embedded_though_another_file_brings_shorter_ones_without_end() -> None:
-    batches: list[list[str]] = []
+    gate, batches = threading.Event(), []
 
     class Embedder(WordEmbedder):
         def embed(self, some: Sequence[str]) -> list[list[float]]:
+            gate.wait(PATIENCE)
             batches.append(list(some))
             return super().embed(some)
 
     queue = EmbedQueue(Embedder())
     many = queue.ask([f"word {i % 1000:03}" for i in range(8 * GROUP)], "t1")
     long = queue.ask(["long " * 20], "t1")
+    gate.set()
     assert len(long.done.result(PATIENCE)) == 1
     assert len(many.done.result(PATIENCE)) == 8 * GROUP
     [at] = [number for number, some in enumerate(batches) if any(text.startswith("long") for text in some)]
