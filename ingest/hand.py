@@ -1,9 +1,8 @@
 """The files that a worker has in hand: read, and on their way to their vectors, their members or their new index.
 
 Of small ones there are many, so that they make full batches together; a worker that dies is blamed on all of them, and each
-is tried again alone. What takes long (an archive, a text that is very long, a
-reindex) stands beside them and keeps nobody else's files waiting: a tenant has two of these in hand at most, of which the
-second waits if both are texts.
+is tried again alone. What takes long (an archive, a text that is very long, a reindex) stands beside them and keeps nobody
+else's files waiting: a tenant has two of these in hand at most, of which the second waits if both are texts.
 """
 
 from __future__ import annotations

@@ -289,12 +289,9 @@ def test_chunks_are_placed_one_a_step_beside_others_and_alone_as_many_as_may_be_
         def place(self, some: Sequence[tuple[torch.Tensor, int]], table: torch.Tensor) -> None:
             self.at.append([at for _, at in some])
 
-    class Busy(_Model):
-        pass
-
-    Busy.beside, Busy.piece = beside, piece
-    job, pages = site.job(), Places()
-    steps = blend(cast(Any, Busy()), cast(Any, pages), Leads(), job, site.fetched(job).records)
+    model, job, pages = _Model(), site.job(), Places()
+    model.beside, model.piece = beside, piece
+    steps = blend(cast(Any, model), cast(Any, pages), Leads(), job, site.fetched(job).records)
     starts = [span.start for span in job.plan.spans]
     for placed in range(1, 2 if together else len(starts) + 1):
         next(steps)

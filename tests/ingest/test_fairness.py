@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from big_jobs import big_job
-from fixtures_work import WordEmbedder, Work, paragraphs, zipped_texts
+from fixtures_work import HeldEmbedder, WordEmbedder, Work, paragraphs, zipped_texts
 
 from ingest import expand, hand, pipeline
 from ingest.embedding import BATCH, GROUP, EmbedQueue
@@ -161,19 +161,11 @@ def test_a_file_is_done_while_a_very_long_text_is_embedded(work: Work, tenant: s
 
 
 def test_a_text_of_another_tenant_is_in_the_very_next_batch_and_a_file_of_the_same_one_in_the_next_group() -> None:
-    batches: list[list[str]] = []
-    gate = threading.Event()
-
-    class Embedder(WordEmbedder):
-        def embed(self, texts: Sequence[str]) -> list[list[float]]:
-            gate.wait(PATIENCE)
-            batches.append(list(texts))
-            return super().embed(texts)
-
-    queue = EmbedQueue(Embedder())
+    embedder = HeldEmbedder()
+    queue, batches = EmbedQueue(embedder), embedder.batches
     long = queue.ask([f"long {i:05}" for i in range(3 * GROUP)], "t1")
     same, other = queue.ask(["same"], "t1"), queue.ask(["other"], "t2")
-    gate.set()
+    embedder.gate.set()
     assert [len(asked.done.result(PATIENCE)) for asked in (long, same, other)] == [3 * GROUP, 1, 1]
     [of_other] = [at for at, batch in enumerate(batches) if "other" in batch]
     [of_same] = [at for at, batch in enumerate(batches) if "same" in batch]

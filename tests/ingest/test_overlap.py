@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from fixtures_work import WordEmbedder, Work
+from fixtures_work import HeldEmbedder, WordEmbedder, Work
 from sqlalchemy import select
 from sqlalchemy.event import listen
 
@@ -122,39 +122,28 @@ def test_small_files_are_embedded_together(watched: Watched) -> None:
 
 
 def test_texts_of_like_length_go_to_the_encoder_together_whenever_their_files_come() -> None:
-    gate, texts = threading.Event(), []
-
-    class Embedder(WordEmbedder):
-        def embed(self, some: Sequence[str]) -> list[list[float]]:
-            gate.wait(PATIENCE)
-            texts.append([len(text) for text in some])
-            return super().embed(some)
-
-    queue = EmbedQueue(Embedder())
+    embedder = HeldEmbedder()
+    queue = EmbedQueue(embedder)
+    first = queue.ask(["x"], "t1")
+    assert embedder.begun.wait(PATIENCE)
     files = [queue.ask(["x" * (10 * n + i) for n in range(1, BATCH + 1)], "t1") for i in range(4)]
-    gate.set()
-    assert [len(file.done.result(PATIENCE)) for file in files] == [BATCH] * 4
-    assert all(max(some) - min(some) < 10 * BATCH / 3 for some in texts[1:]), "the first batch is of the one file that had come"
+    embedder.gate.set()
+    assert [len(file.done.result(PATIENCE)) for file in (first, *files)] == [1, *[BATCH] * 4]
+    lengths = [[len(text) for text in batch] for batch in embedder.batches]
+    assert all(max(some) - min(some) < 10 * BATCH / 3 for some in lengths)
     given = sorted(10 * n + i for n in range(1, BATCH + 1) for i in range(4))
-    assert sorted(length for some in texts for length in some) == given
+    assert sorted(length for some in lengths[1:] for length in some) == given
 
 
 def test_a_long_text_is_embedded_though_another_file_brings_shorter_ones_without_end() -> None:
-    gate, batches = threading.Event(), []
-
-    class Embedder(WordEmbedder):
-        def embed(self, some: Sequence[str]) -> list[list[float]]:
-            gate.wait(PATIENCE)
-            batches.append(list(some))
-            return super().embed(some)
-
-    queue = EmbedQueue(Embedder())
+    embedder = HeldEmbedder()
+    queue = EmbedQueue(embedder)
     many = queue.ask([f"word {i % 1000:03}" for i in range(8 * GROUP)], "t1")
     long = queue.ask(["long " * 20], "t1")
-    gate.set()
+    embedder.gate.set()
     assert len(long.done.result(PATIENCE)) == 1
     assert len(many.done.result(PATIENCE)) == 8 * GROUP
-    [at] = [number for number, some in enumerate(batches) if any(text.startswith("long") for text in some)]
+    [at] = [number for number, some in enumerate(embedder.batches) if any(text.startswith("long") for text in some)]
     assert at <= 2 * GROUP // BATCH + 2
 
 
