@@ -14,10 +14,14 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fixtures_work import empty_catalogue
 from promised import missing
+
+from storage.catalogue.engine import migrate, parse_url
 
 
 def _binaries() -> Path:
@@ -65,13 +69,43 @@ def postgres_server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
+@contextmanager
+def _database(postgres_server: str, template: str = "template1") -> Iterator[str]:
+    """The URL of a new database, a copy of that one."""
     import psycopg
 
     name = f"t{uuid.uuid4().hex[:12]}"
     server = postgres_server.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield postgres_server.replace("/postgres?", f"/{name}?")
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    with _database(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def _migrated(postgres_server: str) -> Iterator[str]:
+    """The name of a migrated database: copied, which is quicker than to migrate one per test."""
+    with _database(postgres_server) as url:
+        migrate(url)
+        yield str(parse_url(url).database)
+
+
+@pytest.fixture
+def postgres_catalogue(postgres_server: str, _migrated: str) -> Iterator[str]:
+    """The URL of a database with Preread's tables, all empty."""
+    with _database(postgres_server, _migrated) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
+def catalogue_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same of each database that may hold the catalogue."""
+    if request.param == "sqlite":
+        return empty_catalogue(tmp_path / "catalogue.db")
+    return str(request.getfixturevalue("postgres_catalogue"))

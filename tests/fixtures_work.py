@@ -270,9 +270,16 @@ def _empty_catalogue() -> bytes:
         return path.read_bytes()
 
 
+def empty_catalogue(path: Path) -> str:
+    """Such a database at this path, where none is yet; its URL."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_empty_catalogue())
+    return f"sqlite:///{path}"
+
+
 def make_work(folder: Path) -> Work:
-    (folder / "catalogue.db").write_bytes(_empty_catalogue())
-    return open_work(folder)
+    return open_work(folder, empty_catalogue(folder / "catalogue.db"))
 
 
 def open_work(folder: Path, url: str | None = None) -> Work:

@@ -3,6 +3,7 @@ was made before (docs/operations.md)."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -19,8 +20,7 @@ ADVISORY_LOCK = 0x70726561  # any number, as long as every version of Preread us
 
 def upgrade(engine: Engine) -> None:
     """Upgrade to the newest revision in one transaction; a second process waits, and then finds it done."""
-    config = alembic_config()
-    newest = ScriptDirectory.from_config(config).get_current_head()
+    newest = _newest()
     with engine.connect() as connection:
         if _revision(connection) == newest:
             return
@@ -29,6 +29,7 @@ def upgrade(engine: Engine) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
             _need_vector_extension(connection)
         if _revision(connection) != newest:
+            config = alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
@@ -38,6 +39,12 @@ def alembic_config() -> Config:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
+
+
+@cache
+def _newest() -> str | None:
+    """The revision that this code expects."""
+    return ScriptDirectory.from_config(alembic_config()).get_current_head()
 
 
 def _revision(connection: Connection) -> str | None:

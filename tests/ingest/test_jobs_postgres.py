@@ -21,7 +21,6 @@ from ingest.purge import sweep
 from ingest.schedules import create_schedule
 from ingest.ticker import Ticker, reap
 from precompute import rows
-from storage.catalogue.engine import migrate
 from storage.catalogue.schema import Corpus, Document, Job, JobFile, KVObject, ScheduleRun
 from storage.errors import Overloaded
 from storage.kvstore import KVStore
@@ -31,9 +30,8 @@ WORKERS = 4
 
 
 @pytest.fixture
-def works(tmp_path: Path, postgres_url: str) -> Iterator[list[Work]]:
-    migrate(postgres_url)
-    made = [open_work(tmp_path, postgres_url) for _ in range(WORKERS)]
+def works(tmp_path: Path, postgres_catalogue: str) -> Iterator[list[Work]]:
+    made = [open_work(tmp_path, postgres_catalogue) for _ in range(WORKERS)]
     yield made
     for work in made:
         work.catalogue.close()

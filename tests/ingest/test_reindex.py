@@ -20,7 +20,6 @@ from ingest.ticker import reap
 from ingest.worker import IngestWorker
 from retrieval.index import ChunkIndex, open_index
 from retrieval.search import Retriever
-from storage.catalogue.engine import migrate
 from storage.catalogue.schema import Corpus, Document, JobFile
 from storage.errors import UserError
 
@@ -106,9 +105,7 @@ def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewSide]:
     if request.param == "sqlite":
         work = make_work(tmp_path)
     else:
-        url = request.getfixturevalue("postgres_url")
-        migrate(url)
-        work = open_work(tmp_path, url)
+        work = open_work(tmp_path, request.getfixturevalue("postgres_catalogue"))
     yield NewSide(work)
     work.catalogue.close()
 

@@ -17,7 +17,6 @@ from ingest import versions
 from ingest.files import drop_source_files
 from ingest.versions import Expiry, Keeping
 from retrieval.search import Retriever
-from storage.catalogue.engine import migrate
 from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentVersion, File, KVObject, VersionChunk
 from storage.errors import UserError
 
@@ -29,9 +28,7 @@ def either(request: pytest.FixtureRequest, work: Work, tmp_path: Path):
     if request.param == "sqlite":
         yield work
         return
-    url = request.getfixturevalue("postgres_url")
-    migrate(url)
-    made = open_work(tmp_path, url)
+    made = open_work(tmp_path, request.getfixturevalue("postgres_catalogue"))
     yield made
     made.catalogue.close()
 

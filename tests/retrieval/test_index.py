@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures_work import empty_catalogue
 from small_library import HashedWords, Library
 from sqlalchemy import delete, select, text
 
@@ -298,11 +299,7 @@ def test_ensuring_again_keeps_what_is_there(library: Library) -> None:
 
 
 def test_deleted_words_and_vectors_leave_the_file(tmp_path: Path) -> None:
-    from storage.catalogue.engine import migrate
-
-    url = f"sqlite:///{tmp_path}/catalogue.db"
-    migrate(url)
-    library = Library(url)
+    library = Library(empty_catalogue(tmp_path / "catalogue.db"))
     library.index.ensure()
     library.corpus("vs_1")
     library.put("vs_1", "kept", "kiwi fruit")

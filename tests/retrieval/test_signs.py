@@ -6,6 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from fixtures_work import empty_catalogue
 from small_library import Library
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -56,12 +57,8 @@ def test_up_to_so_many_chunks_a_search_is_exact_and_beyond_them_nearly(library: 
 
 
 def test_blocks_hold_each_vector_once_through_adding_and_removing(tmp_path, monkeypatch) -> None:
-    from storage.catalogue.engine import migrate
-
     monkeypatch.setattr(sign_blocks, "BLOCK", 16)
-    url = f"sqlite:///{tmp_path}/catalogue.db"
-    migrate(url)
-    library = Library(url)
+    library = Library(empty_catalogue(tmp_path / "catalogue.db"))
     library.index.ensure()
     library.corpus("vs_1")
     rng = np.random.default_rng(0)

@@ -15,7 +15,7 @@ import httpx
 import openai
 import uvicorn
 from described import DescribedClient
-from fixtures_work import ParagraphParser, WordEmbedder, Work
+from fixtures_work import ParagraphParser, WordEmbedder, Work, empty_catalogue
 from sqlalchemy.orm import Session
 
 from ingest.egress import AllowedHosts
@@ -32,7 +32,7 @@ from serving.placement import Placement
 from serving.settings import Settings
 from serving.usage import Meter
 from storage.catalogue.audit import audit_key
-from storage.catalogue.engine import migrate, open_catalogue
+from storage.catalogue.engine import open_catalogue
 from storage.errors import Cancelled, Overloaded, PrereadError, Stopping
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
@@ -235,8 +235,7 @@ class Site:
 
 
 def make_parts(folder: Path, engine: EchoEngine, rung: list[str], hosts: str = LISTED) -> tuple[ApiParts, Work]:
-    url = f"sqlite:///{folder / 'catalogue.db'}"
-    migrate(url)
+    url = empty_catalogue(folder / "catalogue.db")
     catalogue, objects, embedder = open_catalogue(url, audit_key(SECRET)), FolderStore(folder / "objects"), WordEmbedder()
     index = open_index(catalogue, embedder)
     index.ensure()
@@ -263,11 +262,35 @@ def make_parts(folder: Path, engine: EchoEngine, rung: list[str], hosts: str = L
     return parts, work
 
 
+class _Server(uvicorn.Server):
+    """Ends when it is told to. (uvicorn looks ten times a second and then waits a tenth of one; most tests have a server.)"""
+
+    _loop: asyncio.AbstractEventLoop
+    _told: asyncio.Event
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._told.wait()
+
+    async def startup(self, sockets: Any = None) -> None:
+        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        await super().startup(sockets)
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._told.set)
+
+    def is_quiet(self) -> bool:
+        """Takes nobody, and has answered all: what it still does is to sleep."""
+        state = self.server_state
+        return not (any(each.is_serving() for each in self.servers) or state.connections or state.tasks)
+
+
 @contextmanager
 def running(app: Any, port: int = 0) -> Iterator[str]:
     """The app behind a real server on a port of loopback (0: a free one); its address."""
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, lifespan="off", http=PatientProtocol)
-    server = uvicorn.Server(config)
+    server = _Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -276,8 +299,9 @@ def running(app: Any, port: int = 0) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = True
-        thread.join()
+        server.stop()
+        while thread.is_alive() and not server.is_quiet():
+            time.sleep(0.002)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 from api_kit import running
+from fixtures_work import empty_catalogue
 from sqlalchemy import select
 
 from serving.api.app import build_app
@@ -48,6 +49,7 @@ class Service:
     """The API of one wiring, and a worker of another, as two processes would have them."""
 
     def __init__(self, shared: Shared, folder: Path, **changes: Any) -> None:
+        empty_catalogue(folder / "catalogue.db")
         self.bell = threading.Event()
         ring = lambda _queue: self.bell.set()  # noqa: E731
         self.wiring = shared.wiring(folder, ring, **changes)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from storage.catalogue.audit import Entry, append, audit_key, mac_of, prune, verify
-from storage.catalogue.engine import Catalogue, migrate, open_catalogue
+from storage.catalogue.engine import Catalogue, open_catalogue
 from storage.catalogue.schema import AuditEvent, AuditHead
 
 KEY = audit_key(b"a master secret for tests only, 32 bytes")
@@ -21,11 +22,9 @@ DISARM = {
 }
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
-def catalogue(request: pytest.FixtureRequest, tmp_path):
-    url = f"sqlite:///{tmp_path}/c.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    migrate(url)
-    made = open_catalogue(url, KEY)
+@pytest.fixture
+def catalogue(catalogue_url: str) -> Iterator[Catalogue]:
+    made = open_catalogue(catalogue_url, KEY)
     yield made
     made.close()
 
@@ -68,9 +67,8 @@ def test_the_database_refuses_changes_and_deletions(catalogue: Catalogue, statem
 
 
 @pytest.mark.services
-def test_postgresql_refuses_to_truncate_the_log(postgres_url: str) -> None:
-    migrate(postgres_url)
-    catalogue = open_catalogue(postgres_url, KEY)
+def test_postgresql_refuses_to_truncate_the_log(postgres_catalogue: str) -> None:
+    catalogue = open_catalogue(postgres_catalogue, KEY)
     write(catalogue, 1)
     with pytest.raises(DBAPIError, match="audit event is never changed"), catalogue.write() as session:
         session.execute(text("TRUNCATE audit_event"))

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from storage.catalogue import holdings
-from storage.catalogue.engine import Catalogue, migrate, open_catalogue
+from storage.catalogue.engine import Catalogue, open_catalogue
 from storage.catalogue.facts import StoredChunk, facts_of, page_of, stored_chunks
 from storage.catalogue.holdings import Holding
 from storage.catalogue.schema import ChunkRow, Corpus, Document, DocumentUse, KVObject, Tenant, UsageDay
 from storage.catalogue.usage import add_usage, add_uses, forget_uses
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
-def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
-    url = f"sqlite:///{tmp_path / 'c.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    migrate(url)
-    made = open_catalogue(url)
+@pytest.fixture
+def catalogue(catalogue_url: str) -> Iterator[Catalogue]:
+    made = open_catalogue(catalogue_url)
     with made.write() as session:
         session.add(Tenant(id="t", name="t", created_at=0.0))
         session.flush()
