@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from model_kit import LIMIT, Service
+from model_kit import LIMIT, Service, Shared
 from openai import BadRequestError
 from pydantic import BaseModel, Field
 
@@ -19,6 +19,11 @@ TOOL: Any = {"type": "function", "function": {"name": "limit", "description": "L
 class Limit(BaseModel):
     knots: int = Field(ge=0, le=99)
     where: str = Field(max_length=12)
+
+
+@pytest.fixture(scope="module")
+def shared(embedded: Shared) -> Shared:
+    return embedded
 
 
 @pytest.mark.slow

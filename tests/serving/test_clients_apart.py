@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from clients_kit import program, run, tokenizer_only
-from model_kit import LIMIT, Service
+from model_kit import LIMIT, Service, Shared
 
 LLAMA_INDEX = """
 import asyncio, json, sys
@@ -32,6 +32,11 @@ print(json.dumps({
     "pieces": [piece.delta for piece in plain.stream_complete("The harbour is")],
 }))
 """
+
+
+@pytest.fixture(scope="module")
+def shared(embedded: Shared) -> Shared:
+    return embedded
 
 
 @pytest.mark.slow

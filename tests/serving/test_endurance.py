@@ -73,15 +73,15 @@ class Api:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory, shared: Shared) -> Iterator[Api]:
+def api(tmp_path_factory: pytest.TempPathFactory, embedded: Shared) -> Iterator[Api]:
     """`preread serve` with two threads over a corpus whose KV is stored."""
     data = tmp_path_factory.mktemp("endurance")
-    with serving(shared, data) as service:
+    with serving(embedded, data) as service:
         lines = (f"Berth {n} is swept by watch {n % 7} before tide {n * 3} turns." for n in range(60))
         service.corpus("harbour", {"berths.txt": "\n\n".join(lines), "lamps.txt": "The lamps are lit at nine."})
         key = service.key
     port = free_port()
-    own = {"DATA_DIR": data, "PORT": port, "MODEL": shared.model, "THREADS": 2, "SECRET": SECRET, "TOP_K": 2}
+    own = {"DATA_DIR": data, "PORT": port, "MODEL": embedded.model, "THREADS": 2, "SECRET": SECRET, "TOP_K": 2}
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PREREAD_", "OMP_"))}
     environ |= {f"PREREAD_{name}": str(value) for name, value in own.items()}
     with (data / "serve.log").open("wb") as log:

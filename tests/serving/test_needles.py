@@ -35,16 +35,16 @@ def ask(service: Service, number: int) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 40))])
-def test_each_needle_is_found_cold_warm_and_after_a_restart(tmp_path: Path, shared: Shared, count: int) -> None:
+def test_each_needle_is_found_cold_warm_and_after_a_restart(tmp_path: Path, embedded: Shared, count: int) -> None:
     asked = sorted({0, count // 2, count - 1})
-    with serving(shared, tmp_path, dtype="float32") as service:
+    with serving(embedded, tmp_path, dtype="float32") as service:
         service.corpus("needles", {f"light/{number}.txt": document(number) for number in range(count)})
         cold = {number: ask(service, number) for number in asked}
         before = service.wiring.kv_store.counters()
         warm = {number: ask(service, number) for number in asked}
         after = service.wiring.kv_store.counters()
     assert after["bytes_read"] == before["bytes_read"], "the second time nothing is read from the store"
-    with serving(shared, tmp_path, dtype="float32") as service:
+    with serving(embedded, tmp_path, dtype="float32") as service:
         restarted = {number: ask(service, number) for number in asked}
         assert service.wiring.kv_store.counters()["bytes_read"] > 0
     for number in asked:
