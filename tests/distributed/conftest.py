@@ -14,11 +14,7 @@ from serving.local_broker import LocalBroker, server_binary
 
 
 @pytest.fixture
-def broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalBroker | None]:
-    """A broker, or with the parameter "files" none: bells are files in the data folder."""
-    if getattr(request, "param", None) == "files":
-        yield None
-        return
+def broker(tmp_path: Path) -> Iterator[LocalBroker]:
     binary = server_binary()
     if binary is None:
         missing("valkey", "no Redis-compatible server here")
@@ -46,7 +42,7 @@ def backends(request: pytest.FixtureRequest) -> Backends:
 
 @pytest.fixture
 def site(
-    tmp_path: Path, backends: Backends, broker: LocalBroker | None, embedded_folder: Path
+    tmp_path: Path, backends: Backends, broker: LocalBroker, embedded_folder: Path
 ) -> Iterator[Site]:
     """One API, two workers and the beat, ready."""
     site = Site(tmp_path, backends, broker, embedded_folder)

@@ -91,6 +91,7 @@ def test_a_stream_that_has_begun_is_finished_and_counted(site: Site) -> None:
     catalogue.close()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(site: Site) -> None:
     serve = site.processes["serve"]
     with httpx.Client(timeout=60) as http, answering(site, http, 2000) as lines:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live_site import Site, until
+from fixtures_models import Models
+from live_site import Backends, Site, until
 from sqlalchemy import select
 
 from storage.catalogue.schema import ChunkRow, KVObject
@@ -50,9 +52,8 @@ def stored_keys(site: Site) -> tuple[Counter[str], set[str], dict[str, str]]:
     return Counter(name.rsplit("/", 1)[1] for name in site.objects().list("kv/")), wanted, rows
 
 
-@pytest.mark.parametrize(
-    "backends", [pytest.param("one folder", marks=pytest.mark.slow), "postgres and s3"], indirect=True
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backends", ["one folder", "postgres and s3"], indirect=True)
 def test_a_killed_worker_loses_nothing(site: Site) -> None:
     files = documents()
     client = site.openai()
@@ -146,16 +147,25 @@ def _delete(site: Site, corpus_id: str) -> None:
     assert _on_disk(site) <= set(wanted)
 
 
-@pytest.mark.parametrize("broker", ["files"], indirect=True)
-@pytest.mark.parametrize("backends", ["one folder"], indirect=True)
-def test_what_waits_is_done_by_a_worker_that_comes_later(site: Site) -> None:
-    for name in ("worker-1", "worker-2"):
-        site.processes[name].kill()
+@pytest.fixture
+def idle_site(tmp_path: Path, tiny_models: Models) -> Iterator[Site]:
+    """Where nobody works yet, and bells are files in the data folder."""
+    site = Site(tmp_path, Backends({}, shared_folder=True), None, tiny_models.folder("idle", "llama"))
+    try:
+        site.start("serve")
+        site.wait_ready()
+        yield site
+    finally:
+        site.stop()
+
+
+def test_what_waits_is_done_by_a_worker_that_comes_later(idle_site: Site) -> None:
+    site = idle_site
     client = site.openai()
     store = client.vector_stores.create(name="late")
     file = client.files.create(file=("late.txt", b"The lamp is lit at nine."), purpose="assistants")
     batch = client.vector_stores.file_batches.create(store.id, file_ids=[file.id])
     assert batch.status == "in_progress"
-    site.start("worker", "worker-3")
+    site.start("worker")
     done = client.vector_stores.file_batches.poll(batch.id, vector_store_id=store.id, poll_interval_ms=200)
     assert done.file_counts.completed == 1
