@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,9 +109,13 @@ class Retriever:
         """
         for _ in range(SEARCHES):
             beside = self._words_beside(ask)
-            vector = self._vector(ask)  # before we hold a connection: the encoder may be busy with an ingest
-            with self._catalogue.read() as session:
-                found = self._ranked(session, ask, vector, beside)
+            try:
+                vector = self._vector(ask)  # before we hold a connection: the encoder may be busy with an ingest
+                with self._catalogue.read() as session:
+                    found = self._ranked(session, ask, vector, beside)
+            finally:
+                if beside is not None:
+                    wait([beside])  # no search leaves a connection in use behind it
             with ask.stages.of("confirm"), self._catalogue.read() as session:
                 kept = confirmed(session, ask, found)
             if len(kept) == len(found):

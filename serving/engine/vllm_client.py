@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ class VLLMClient:
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=KEPT),
             trust_env=False,  # a proxy of the machine's has no part in this
         )
+        self._closing: set[asyncio.Future[None]] = set()
 
     async def served(self) -> Served:
         """Raises EngineUnavailable."""
@@ -63,9 +65,20 @@ class VLLMClient:
         """The events of POST /v1/completions. Leaving the block before their end makes vLLM give the answer up. Raises
         EngineUnavailable, Overloaded, and UserError for what vLLM says the caller should change."""
         with _troubles(self.url):
-            async with self._http.stream("POST", "/v1/completions", json=body) as reply:
+            reply = await self._http.send(self._http.build_request("POST", "/v1/completions", json=body), stream=True)
+            try:
                 await _refuse(reply)
                 yield _events(reply)
+            finally:
+                await self._closed(reply)
+
+    async def _closed(self, reply: httpx.Response) -> None:
+        """In a task of its own: who is cancelled in the middle of it would leave the connection open, vLLM computing for it, and
+        its place among the connections taken for ever."""
+        closing = asyncio.ensure_future(reply.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """An answer in one piece. Raises as `completion` does."""

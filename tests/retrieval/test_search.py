@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from small_library import Library
@@ -238,6 +241,26 @@ def test_more_searches_at_once_than_there_are_connections_all_answer(library: Li
     with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(lambda n: library.find(f"zebra {n}"), range(64)))
     assert found == [["a"]] * 64
+
+
+def test_a_search_that_fails_leaves_no_connection_in_use(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.put("vs_1", "doc", "Trains are booked in second class.")
+    begun, by_words = threading.Event(), library.index.lexical
+
+    def slowly(*asked: Any) -> Any:
+        begun.set()
+        time.sleep(0.3)
+        return by_words(*asked)
+
+    def failing(_: object) -> Any:
+        assert begun.wait(20)
+        raise UserError("the encoder is gone")
+
+    monkeypatch.setattr(library.index, "lexical", slowly)
+    monkeypatch.setattr(library.embedder, "embed", failing)
+    with pytest.raises(UserError, match="encoder"):
+        library.find("a train nobody asked about before", mode="hybrid")
+    assert library.catalogue.engine.pool.checkedout() == 0
 
 
 @MODES

@@ -20,6 +20,7 @@ from serving.connector.asked import ask
 from serving.connector.plan import FIELD, Plan, Told, cache_salt
 from serving.engine.torch_engine import TorchEngine
 from serving.engine.types import Emphasis, GenerateRequest, Message, Shape
+from serving.engine.vllm_client import VLLMClient
 from storage.errors import EngineUnavailable, Overloaded, PrereadError, Stopping, UserError
 from storage.folder import FolderStore
 from storage.kvstore import KVStore
@@ -364,6 +365,28 @@ def test_cancelling_makes_vllm_give_the_answer_up_and_frees_its_place(vllm: VLLM
     asyncio.run(ask())
     assert vllm.server.given_up.wait(20)
     until(lambda: not vllm.engine._admission.live())
+
+
+def test_an_answer_that_is_cancelled_while_its_connection_is_closed_is_given_up_too(vllm: VLLMSite) -> None:
+    vllm.server.pause = 0.05
+    asked = {"model": vllm.server.name, "prompt": [1, 2, 3], "max_tokens": 400, "stop_token_ids": [], "cache_salt": "s"}
+
+    async def read(client: VLLMClient) -> None:
+        async with client.completion(asked) as events:
+            await anext(events)
+            doing = asyncio.current_task()
+            assert doing is not None
+            doing.cancel()  # is felt where next something is waited for: by what closes
+
+    async def ask() -> None:
+        client = VLLMClient(vllm.server.url, 1)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(read(client))
+        assert await asyncio.to_thread(vllm.server.given_up.wait, 5)
+        await asyncio.wait_for(client.well(), 5)  # by the one connection that it may have
+        await client.close()
+
+    asyncio.run(ask())
 
 
 def test_a_cancelled_answer_that_vllm_has_not_begun_is_not_waited_for(vllm: VLLMSite) -> None:
