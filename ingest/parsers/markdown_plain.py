@@ -1,7 +1,9 @@
-"""A rule for markdown-it that finds what is plainly a heading, a paragraph or a list of points, many blocks at a time.
+"""A rule for markdown-it that finds what is plainly a heading, a paragraph, a list of points or fenced code, many blocks at a
+time.
 
 It takes only what cannot be anything else by the rules of CommonMark and of tables, whatever stands around it: lines
-from the first column that begin like prose, down to a blank line. All the rest is left to the rules behind it.
+from the first column that begin like prose, down to a blank line, and fences that are closed. All the rest is left to the
+rules behind it.
 """
 
 from __future__ import annotations
@@ -19,21 +21,26 @@ from markdown_it.utils import EnvType
 PLAIN = "plain"
 _INDENTS = frozenset(" \t")
 _BLANKS = frozenset(" \t\n")
+_FENCES = frozenset("`~")
 # A line that begins like this starts no block but a paragraph, interrupts none, and is no underline.
-_PROSE = r"(?:[^\W\d_]|[\[(!\"'“”‘’„«]|\d++(?![.)])|\*{1,2}[^\s*]|_{1,2}[^\s_]|`{1,2}[^`\n])[^\n]*+(?:\n|\Z)"
+_PROSE = r"(?:[^\W\d_]|[\\\[(!\"'“”‘’„«]|\d++(?![.)])|\*{1,2}[^\s*]|_{1,2}[^\s_]|`{1,2}[^`\n])[^\n]*+(?:\n|\Z)"
 _HEADING = re.compile(r"(#{1,6})[ \t]+([^\s#|](?:[^\n#|]*[^\s#|])?)[ \t]*(?:\n|\Z)")
 _PARAGRAPH = re.compile(rf"(?>(?:{_PROSE})+)(?=[ \t]*(?:\n|\Z))")
-# Points of one sign, their further lines indented below; behind the blank lines nothing that could still belong to them.
+# Points of one sign, below them their further lines and points of their own, indented by two or four: whatever stands between,
+# this is never so much that it would be code. Behind the blank lines nothing that could still belong to them.
 _LIST = re.compile(
-    rf"(?>(?=([-*+]))(?:\1 {_PROSE}(?:  {_PROSE})*)+)(?=[ \t]*(?:\n|\Z))(?=(?>(?:[ \t]*\n)*)(?:(?![-*+ \t])|[ \t]*\Z))"
+    rf"(?>(?=([-*+]))(?:\1 {_PROSE}(?:  (?:  )?(?:[-*+] )?{_PROSE})*)+)(?=[ \t]*(?:\n|\Z))"
+    r"(?=(?>(?:[ \t]*\n)*)(?:(?![-*+ \t])|[ \t]*\Z))"
 )
+_POINTS = ("- ", "* ", "+ ")
+_FENCE = re.compile(r"(?:(`{3,})[^`\n]*|(~{3,})(?!~)[^\n]*)\n")
 _BLANK = re.compile(r"(?:[ \t]*\n)*")
 
 
 class Plain(NamedTuple):
-    """A block of the lines [first, last). `items`: the lines where a list's points begin, but for the first."""
+    """A block of the lines [first, last). `items`: the lines where it may be cut: points but for the first, lines of code."""
 
-    kind: str  # heading | paragraph | list
+    kind: str  # heading | paragraph | list | code
     first: int
     last: int
     level: int = 0
@@ -98,14 +105,30 @@ def _block_at(text: str, at: int, line: int) -> tuple[Plain, int] | None:
         if (heading := _HEADING.match(text, at)) is None:
             return None
         return Plain("heading", line, line + 1, len(heading[1]), heading[2].strip()), heading.end()
+    if text[at] in _FENCES and (fence := _FENCE.match(text, at)) is not None:
+        return _fenced(text, at, line, fence)
     kind, match = "paragraph", _PARAGRAPH.match(text, at)
     if match is None:
         kind, match = "list", _LIST.match(text, at)
     if match is None:
         return None
-    end = match.end()
-    last = line + text.count("\n", at, end) + (text[end - 1] != "\n")
+    end, last = match.end(), _behind(text, at, line, match.end())
     if kind == "paragraph":
         return Plain(kind, line, last), end
-    items = (number for number, each in enumerate(match[0].split("\n"), line) if each[:1] == match[1])
+    items = (number for number, each in enumerate(match[0].split("\n"), line) if each.lstrip(" ").startswith(_POINTS))
     return Plain(kind, line, last, items=tuple(items)[1:]), end
+
+
+def _fenced(text: str, at: int, line: int, fence: re.Match[str]) -> tuple[Plain, int] | None:
+    """The code behind this opening, if it is closed."""
+    run = fence[1] or fence[2]
+    closing = re.compile(rf"^ {{0,3}}{run}{run[0]}*[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, fence.end())
+    if closing is None:
+        return None
+    last = _behind(text, at, line, closing.end())
+    return Plain("code", line, last, items=tuple(range(line + 2, last - 1))), closing.end()
+
+
+def _behind(text: str, at: int, line: int, end: int) -> int:
+    """The line behind a block from this line that reaches from `at` to `end`."""
+    return line + text.count("\n", at, end) + (text[end - 1] != "\n")

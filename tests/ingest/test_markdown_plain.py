@@ -21,7 +21,7 @@ PIECES = st.sampled_from(
         "1. ", "\n2) ", "==\n", "\n---", "\n===", "<b>", "\n<div>", "\n<!--", "-->", "\\", "~~~", "\n\t- ", "\n  c",
         "\n## H", "#", "##", " #", "**", "__", "`", "[x]", "!", '"', "***", "\n   d", "\r", "\n:-", "|-", "\n  - e",
         "\n\n  f", "\n\n- g", "\n## H|\n-|-", "a | b\n--|--\n", "\n- a | b\n- -|-", "\n\nabc\ndef\n\n", "\n\n## T\n\n",
-        "\n[a]: b",
+        "\n[a]: b", "\n    - h", "\n    i", "\n      - j", "\n ```\n", "````\n", "\n~~~~\n", "\n\n```x\ny\n```\n", "\n* \\[k",
     ]
 )  # fmt: skip
 
@@ -55,7 +55,11 @@ def test_blocks_are_those_of_markdown_it(text: str) -> None:
         "Title\n===\n\ntext", "text\n---\n", "a | b\n--|--\nc | d", "## a|b\n-|-\n", "- a\n\n  more\n", "- a\n\n- b",
         "- a\n* b", "text\n# H", "text\n    code?", "2020 was\n2. two", "**bold** x\n*item* y", "***\n",
         "`code` x\n\n```\nfence\n\n# no\n```\n", "# \x1c a", "#\n\n# #", "- a\n  b\n- c\n\nend", "<div>\nx\n\ny",
-        "text\n<div>", "[a]: b\n\n[c] d", "- a\n  - b\n\nend", "text", "- a", "# a", "# a\n", "x\n \t\ny",
+        "text\n<div>", "[a]: b\n\n[c] d", "- a\n  - b\n\nend",
+        "- a\n  - b\n    - c\n    d\n- e\n    * f\n\nend", "- a\n      - code?\n- b", "* \\[a] b\n* \\[c] d\n\n\\# no heading\n",
+        "```\na\n```\nb\n", "~~~ `x\n```\n ~~~~ \nb",
+        "````\n```\n\n````", "```\nopen\n\n- a", "``` `\nno\n```\n", "```\na\n    ```\n```b\n```",
+        "text", "- a", "# a", "# a\n", "x\n \t\ny",
     ],
 )
 def test_shapes_that_are_nearly_plain(text: str) -> None:
@@ -72,11 +76,13 @@ def test_lines_are_marked_as_markdown_it_marks_them(text: str) -> None:
 
 
 def test_plain_text_does_not_reach_the_slow_rules() -> None:
-    text = "# Title\n\nA paragraph\nof two lines.\n\n- one\n- two\n  goes on\n\nThe end (12.5 %).\n"
+    text = "# Title\n\nA paragraph\nof two lines.\n\n"
+    text += "- one\n  - deep\n- two\n  goes on\n\n```sh\nrun\n\nit\n```\n\nThe end (12.5 %).\n"
     (token,) = READER().parse(text)
     assert [(plain.kind, plain.first, plain.last) for plain in token.meta[PLAIN]] == [
         ("heading", 0, 1),
         ("paragraph", 2, 4),
-        ("list", 5, 8),
-        ("paragraph", 9, 10),
+        ("list", 5, 9),
+        ("code", 10, 15),
+        ("paragraph", 16, 17),
     ]
