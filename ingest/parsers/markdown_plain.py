@@ -122,7 +122,7 @@ def _block_at(text: str, at: int, line: int) -> tuple[Plain, int] | None:
 def _fenced(text: str, at: int, line: int, fence: re.Match[str]) -> tuple[Plain, int] | None:
     """The code behind this opening, if it is closed."""
     run = fence[1] or fence[2]
-    closing = re.compile(rf"^ {{0,3}}{run}{run[0]}*[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, fence.end())
+    closing = re.compile(rf"^ {{0,3}}{run[0]}{{{len(run)},}}[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, fence.end())
     if closing is None:
         return None
     last = _behind(text, at, line, closing.end())

@@ -53,7 +53,6 @@ def stored_keys(site: Site) -> tuple[Counter[str], set[str], dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backends", ["one folder", "postgres and s3"], indirect=True)
 def test_a_killed_worker_loses_nothing(site: Site) -> None:
     files = documents()
     client = site.openai()

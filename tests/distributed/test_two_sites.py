@@ -287,7 +287,8 @@ def _cut(
     until(lambda: in_step(child), 60, "the child back in step")
     assert here(child).isdisjoint(doomed), "it has caught up before it serves again"
     text, report = ask(child, at_child["lanterns"])
-    assert reasons(report) <= {"absent", "unavailable"}, "a parent that was away is tried by one request at first"
+    # A parent that was away is tried by one request at first, over a wire that is thin: its answer may come too late.
+    assert reasons(report) <= {"absent", "unavailable", "slow"}
     assert len(report["not_reused"]) == report["chunks"]
     assert text == full["lanterns"]
     assert ask_stored(child, at_child["ferries"]) == ask_stored(parent, at_parent["ferries"])

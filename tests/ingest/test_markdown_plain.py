@@ -75,6 +75,12 @@ def test_lines_are_marked_as_markdown_it_marks_them(text: str) -> None:
     assert [getattr(quick, name) for name in marks] == [getattr(own, name) for name in marks]
 
 
+def test_a_fence_of_a_million_signs_is_read_as_markdown_it_reads_it() -> None:
+    for run in ("`" * 1_000_000, "~" * 1_000_000):
+        quick, thorough = both(f"{run}\na\n{run}\n\nend")
+        assert quick == thorough
+
+
 def test_plain_text_does_not_reach_the_slow_rules() -> None:
     text = "# Title\n\nA paragraph\nof two lines.\n\n"
     text += "- one\n  - deep\n- two\n  goes on\n\n```sh\nrun\n\nit\n```\n\nThe end (12.5 %).\n"

@@ -1,4 +1,4 @@
-"""A whole service in one process: the embedded model, the real wiring, a real server on loopback."""
+"""A whole service in one process: a reader, the real wiring, a real server on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole story as an unmodified OpenAI client tells it, over the real model."""
+"""The whole story as an unmodified OpenAI client tells it, over a tiny reader of random weights."""
 
 from __future__ import annotations
 

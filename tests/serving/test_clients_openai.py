@@ -1,5 +1,5 @@
 """The unmodified `openai` client over the real API on a real socket: asynchronous, paging, polling, errors, parsing. Its
-`webhooks.unwrap` is in test_webhooks.py, its story over a real model in test_client_story.py."""
+`webhooks.unwrap` is in test_webhooks.py, its story over a tiny reader in test_client_story.py."""
 
 from __future__ import annotations
 

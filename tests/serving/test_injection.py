@@ -55,8 +55,8 @@ class Harbour:
 
 
 @pytest.fixture(scope="module")
-def harbour(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
-    with serving(shared, tmp_path_factory.mktemp("injection")) as service:
+def harbour(embedded: Shared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
+    with serving(embedded, tmp_path_factory.mktemp("injection")) as service:
         tokenizer = service.wiring.reader.tokenizer.template
         marks = [token.content for token in tokenizer.added_tokens_decoder.values()]
         corpora = {

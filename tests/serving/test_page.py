@@ -17,7 +17,7 @@ from serving.engine.types import GenerateRequest
 def test_upload_progress_ask_open_citation_delete_gone(
     driver: Any, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over the real model and its KV."""
+    """Over a tiny reader and its KV."""
     monkeypatch.setattr(GenerateRequest, "max_tokens", 24)
     rules = tmp_path / "rules.md"
     rules.write_text(f"# Harbour\n\n{LIMIT.format(10)}\n\n# Berths\n\nThe berth fee is forty crowns a night.\n")

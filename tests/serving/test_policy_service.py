@@ -1,4 +1,4 @@
-"""An operator's rules over a whole service with a real model: what is stored, how, and what an answer says of it."""
+"""An operator's rules over a whole service with a tiny reader: what is stored, how, and what an answer says of it."""
 
 from __future__ import annotations
 
