@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_work import Index, WordEmbedder, Work, make_work, open_work, paragraphs
+from fixtures_work import Index, WordEmbedder, Work, open_work, paragraphs
 from sqlalchemy import select, update
 
 from ingest.deletes import delete_documents
@@ -100,12 +100,9 @@ class NewSide:
             return None
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
-def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewSide]:
-    if request.param == "sqlite":
-        work = make_work(tmp_path)
-    else:
-        work = open_work(tmp_path, request.getfixturevalue("postgres_catalogue"))
+@pytest.fixture
+def side(catalogue_url: str, tmp_path: Path) -> Iterator[NewSide]:
+    work = open_work(tmp_path, catalogue_url)
     yield NewSide(work)
     work.catalogue.close()
 

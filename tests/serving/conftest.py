@@ -32,20 +32,22 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield made
 
 
+def threads_given_back(model: Path) -> Iterator[Shared]:
+    threads = torch.get_num_threads()
+    yield Shared(model)
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def shared(tiny_models: Models) -> Iterator[Shared]:
     """A tiny reader that understands nothing and takes no time, for what hangs on neither."""
-    threads = torch.get_num_threads()
-    yield Shared(tiny_models.folder("served", "llama", max_position_embeddings=8192))
-    torch.set_num_threads(threads)
+    yield from threads_given_back(tiny_models.folder("served", "llama", max_position_embeddings=8192))
 
 
 @pytest.fixture(scope="session")
 def embedded(embedded_folder: Path) -> Iterator[Shared]:
     """The embedded model; a module whose `shared` is this has services with it."""
-    threads = torch.get_num_threads()
-    yield Shared(embedded_folder)
-    torch.set_num_threads(threads)
+    yield from threads_given_back(embedded_folder)
 
 
 @pytest.fixture

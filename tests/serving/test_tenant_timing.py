@@ -141,12 +141,17 @@ def sharing(shared: Shared, folder: Path, pairs: int) -> Iterator[Tenants]:
         corpora = [holder.upload(sorted(HELD & {*numbers}), group) for group in (None, "books")]
         service.work()
         uploaded = [*numbers, *WARM]
-        yield Tenants(holder, asker, friend, corpora, asker.upload(uploaded), friend.upload(uploaded, "books"))
+        made = Tenants(holder, asker, friend, corpora, asker.upload(uploaded), friend.upload(uploaded, "books"))
+        for number in WARM:
+            for who, corpus in ((asker, made.asker_corpus), (friend, made.friend_corpus)):
+                who.ask(number, corpus)
+                who.paste(number)
+        yield made
 
 
 @pytest.fixture(scope="module")
-def tenants(tiny_models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
-    with sharing(Shared(tiny_models.folder("llama")), tmp_path_factory.mktemp("tenants"), pairs=1) as made:
+def tenants(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
+    with sharing(shared, tmp_path_factory.mktemp("tenants"), pairs=1) as made:
         yield made
 
 
@@ -155,10 +160,6 @@ def timed_tenants(tiny_models: Models, tmp_path_factory: pytest.TempPathFactory)
     """Of a service whose model makes a prefill of a document dear, and all else cheap."""
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64}
     with sharing(Shared(tiny_models.folder("timed", "llama", **shape)), tmp_path_factory.mktemp("timing"), PAIRS) as made:
-        for number in WARM:
-            for who, corpus in ((made.asker, made.asker_corpus), (made.friend, made.friend_corpus)):
-                who.ask(number, corpus)
-                who.paste(number)
         yield made
 
 
